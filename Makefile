@@ -1,0 +1,98 @@
+# Needs GNU make and Python 3.11 to 3.14. Name an interpreter with PYTHON=...
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PYTHON ?=
+CANDIDATES := $(if $(PYTHON),$(PYTHON),python3 python3.14 python3.13 python3.12 python3.11)
+CHECKED := $(wildcard src tests benchmarks scripts)
+LOCK_VENV := .venv-lock
+LOCK_UV := uv==0.13.7
+LOCK_FLAGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format bench lock clean
+
+help: ## Show this list
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+setup: $(STAMP) ## Create .venv and install the pinned packages and the project
+
+# The stamp holds the folder it was made in: an environment that was copied or
+# moved along with the tree still points to the old place, so it is made anew.
+ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
+.PHONY: $(STAMP)
+endif
+
+$(STAMP): requirements.lock pyproject.toml
+	@py=; \
+	for candidate in $(CANDIDATES); do \
+		if "$$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' >/dev/null 2>&1; then \
+			py=$$candidate; break; \
+		fi; \
+	done; \
+	if [ -z "$$py" ]; then \
+		echo "error: slicewise needs Python 3.11 to 3.14; none found as: $(CANDIDATES)." >&2; \
+		echo "       Install one, or name it: make setup PYTHON=/path/to/python3" >&2; \
+		exit 1; \
+	fi; \
+	if ! "$$py" -c 'import ensurepip, venv' >/dev/null 2>&1; then \
+		echo "error: $$py has no venv module (on Debian and Ubuntu: apt install python3-venv)." >&2; \
+		exit 1; \
+	fi; \
+	echo "Setting up $(VENV) with $$("$$py" --version): installing the pinned packages (a minute or two the first time)."; \
+	"$$py" -m venv --clear $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
+	@echo "$(CURDIR)" > $(STAMP)
+	@echo "$(VENV) is ready."
+
+demo: setup ## Run a small reproduction and write demo-report/
+	$(BIN)/slicewise reproduce --runs 20 --seed 1 --out demo-report
+
+test: lint ## Run every check: lint, types, import rules, tests, coverage gate
+	$(BIN)/python -m pytest --cov --cov-report=term --cov-report=json:coverage.json
+	$(BIN)/python scripts/coverage_gate.py coverage.json
+
+lint: setup ## Check style, formatting, types and import rules
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy $(CHECKED)
+	$(BIN)/lint-imports --no-logo
+
+format: setup ## Fix what can be fixed automatically and format the code
+	$(BIN)/ruff check --fix-only
+	$(BIN)/ruff format
+
+bench: setup ## Run every benchmarks/bench_*.py
+	@set -e; \
+	for file in benchmarks/bench_*.py; do \
+		if [ ! -f "$$file" ]; then echo "error: no benchmarks/bench_*.py" >&2; exit 1; fi; \
+		echo "$$file"; \
+		$(BIN)/python "$$file"; \
+	done
+
+lock: ## Recompile requirements.lock (newest versions: LOCK_FLAGS=--upgrade)
+	@echo "Compiling requirements.lock."
+	@python3 -m venv --clear $(LOCK_VENV)
+	@$(LOCK_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(LOCK_UV)
+	@if [ -f requirements.lock ]; then cp requirements.lock $(LOCK_VENV)/pins; fi
+	@$(LOCK_VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --fork-strategy fewest \
+		--all-extras --generate-hashes --no-emit-index-url --no-header $(LOCK_FLAGS) \
+		pyproject.toml --output-file $(LOCK_VENV)/pins
+	@if grep -n '://' $(LOCK_VENV)/pins; then \
+		echo "error: the lock file must not hold a URL" >&2; exit 1; \
+	fi
+	@{ \
+		echo "# Every package of the development environment, pinned with hashes, for Python 3.11 to"; \
+		echo "# 3.14. Made from pyproject.toml: regenerate with \`make lock\`."; \
+		grep -v '^#' $(LOCK_VENV)/pins; \
+	} > $(LOCK_VENV)/requirements.lock
+	@mv $(LOCK_VENV)/requirements.lock requirements.lock
+	@rm -rf $(LOCK_VENV)
+
+clean: ## Remove .venv and everything the other targets leave behind
+	rm -rf $(VENV) $(LOCK_VENV) build dist demo-report htmlcov src/*.egg-info
+	rm -rf .coverage .coverage.* coverage.json .hypothesis .import_linter_cache
+	rm -rf .mypy_cache .pytest_cache .ruff_cache
+	find $(CHECKED) -name __pycache__ -type d -prune -exec rm -rf {} +
