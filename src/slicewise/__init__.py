@@ -1,0 +1,80 @@
+"""slicewise: fragmentation-aware scheduling of NVIDIA Multi-Instance GPUs.
+
+>>> import slicewise
+>>> cluster = slicewise.Cluster.of(slicewise.load_geometry("A100-80GB"), gpus=1)
+>>> scheduler = slicewise.Scheduler(cluster, "mfi")
+>>> scheduler.submit("3g.40gb").start
+4
+"""
+
+from slicewise.catalog.library import Catalog, load_geometry
+from slicewise.core.cluster import Cluster, Instance, Node
+from slicewise.core.errors import (
+    GeometryError,
+    PlacementError,
+    SlicewiseError,
+    UnknownNameError,
+)
+from slicewise.core.fragmentation import (
+    Reading,
+    blocked_starts,
+    is_fragmented,
+    score,
+    score_by_profile,
+)
+from slicewise.core.geometry import Budget, Geometry, Placement, Profile
+from slicewise.core.request import Need, Reason, Rejection, Request
+from slicewise.core.states import GpuState
+from slicewise.engine.scheduler import Placed, PolicyError, Released, Scheduler
+from slicewise.policies.base import (
+    Policy,
+    Preference,
+    ScanPolicy,
+    ScorePolicy,
+    Spot,
+    TablePolicy,
+    Ties,
+)
+from slicewise.policies.registry import policy, policy_names
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Budget",
+    "Catalog",
+    "Cluster",
+    "Geometry",
+    "GeometryError",
+    "GpuState",
+    "Instance",
+    "Need",
+    "Node",
+    "Placed",
+    "Placement",
+    "PlacementError",
+    "Policy",
+    "PolicyError",
+    "Preference",
+    "Profile",
+    "Reading",
+    "Reason",
+    "Rejection",
+    "Released",
+    "Request",
+    "ScanPolicy",
+    "Scheduler",
+    "ScorePolicy",
+    "SlicewiseError",
+    "Spot",
+    "TablePolicy",
+    "Ties",
+    "UnknownNameError",
+    "__version__",
+    "blocked_starts",
+    "is_fragmented",
+    "load_geometry",
+    "policy",
+    "policy_names",
+    "score",
+    "score_by_profile",
+]

@@ -1,0 +1,1 @@
+"""The pure domain: geometry, fragmentation, states, clusters, requests. No I/O, no clock."""

@@ -1,0 +1,42 @@
+"""Errors a person can act on: what was wrong, where, and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class SlicewiseError(Exception):
+    """Anything slicewise refuses; the message is one sentence for people."""
+
+
+class GeometryError(SlicewiseError):
+    """A GPU description that cannot be true; names the field that is wrong."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+        self.problem = problem
+
+
+class UnknownNameError(SlicewiseError):
+    """A name nobody knows; lists the close ones."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
+        known = list(known)
+        folded = {other.casefold(): other for other in known}
+        near = difflib.get_close_matches(name.casefold(), folded, n=3, cutoff=0.5)
+        close = [folded[other] for other in near]
+        if close:
+            advice = f"did you mean {' or '.join(close)}?"
+        elif 0 < len(known) <= 12:
+            advice = f"known: {', '.join(known)}"
+        else:
+            advice = hint or f"{len(known)} are known"
+        super().__init__(f"unknown {kind} {name!r}; {advice}")
+        self.kind = kind
+        self.name = name
+
+
+class PlacementError(SlicewiseError):
+    """A placement the hardware would refuse, or a release of what is not there."""

@@ -1,0 +1,131 @@
+"""The states a GPU can be in, and how instances move it from one to another.
+
+What may be placed on a GPU depends only on which slices are occupied and on how much of each
+budget is used. Both together are its *state*. A model has a few hundred reachable ones, found
+once by walking every legal placement from the empty GPU; after that, legality and the outcome of
+a placement are table look-ups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import lru_cache
+
+from slicewise.core.geometry import Geometry, Placement, Profile
+
+ILLEGAL = -1
+"""In transition tables: this placement cannot be made (or released) in this state."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuState:
+    """One GPU as a policy sees it: what is taken, and what would be legal next."""
+
+    geometry: Geometry
+    mask: int
+    used: tuple[int, ...]
+    """Used amount of each of the geometry's budgets, compute first."""
+
+    @property
+    def free_slices(self) -> int:
+        """Memory slices not taken."""
+        return self.geometry.slices - self.mask.bit_count()
+
+    @property
+    def free_compute(self) -> int:
+        """Compute slices not taken."""
+        return self.geometry.compute - self.used[0]
+
+    def within_budgets(self, profile: Profile) -> bool:
+        """Whether no budget would be overdrawn, wherever the instance went."""
+        return all(
+            used + need <= budget.total
+            for used, need, budget in zip(
+                self.used, self.geometry.needs(profile), self.geometry.all_budgets, strict=True
+            )
+        )
+
+    def feasible_starts(self, profile: Profile) -> tuple[int, ...]:
+        """The starts at which the hardware would accept ``profile`` now, ascending."""
+        if not self.within_budgets(profile):
+            return ()
+        return tuple(s for s in profile.starts if not profile.window(s) & self.mask)
+
+    def after(self, placement: Placement) -> GpuState:
+        """The state once ``placement``, legal here, is made."""
+        needs = self.geometry.needs(placement.profile)
+        return GpuState(
+            self.geometry,
+            self.mask | placement.window,
+            tuple(u + n for u, n in zip(self.used, needs, strict=True)),
+        )
+
+
+def empty_state(geometry: Geometry) -> GpuState:
+    """A GPU with nothing on it."""
+    return GpuState(geometry, 0, (0,) * len(geometry.all_budgets))
+
+
+@dataclass(frozen=True, eq=False)
+class StateSpace:
+    """Every reachable state of a model, numbered; state 0 is the empty GPU."""
+
+    geometry: Geometry
+    states: tuple[GpuState, ...]
+    after_place: tuple[tuple[int, ...], ...]
+    """State by placement: the state that follows, or ILLEGAL."""
+    after_release: tuple[tuple[int, ...], ...]
+    """State by placement: the state left when that instance ends, or ILLEGAL."""
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+
+@lru_cache(maxsize=256)
+def state_space(geometry: Geometry, profiles: frozenset[str] | None = None) -> StateSpace:
+    """The states reachable with these profiles (all of them unless named)."""
+    placements = [p for p in geometry.placements if profiles is None or p.profile.name in profiles]
+    found = _reachable(geometry, placements)
+    states = tuple(sorted(found, key=lambda key: (key[0].bit_count(), key)))
+    number = {key: index for index, key in enumerate(states)}
+    width = len(geometry.placements)
+    place = [[ILLEGAL] * width for _ in states]
+    release = [[ILLEGAL] * width for _ in states]
+    for key, followers in found.items():
+        here = number[key]
+        for placement, follower in followers:
+            there = number[follower]
+            place[here][placement] = there
+            release[there][placement] = here
+    return StateSpace(
+        geometry,
+        tuple(GpuState(geometry, mask, used) for mask, used in states),
+        tuple(map(tuple, place)),
+        tuple(map(tuple, release)),
+    )
+
+
+_Key = tuple[int, tuple[int, ...]]
+"""A state as mask and used budgets."""
+
+
+def _reachable(
+    geometry: Geometry, placements: Collection[Placement]
+) -> dict[_Key, list[tuple[int, _Key]]]:
+    """Every state reachable from empty, with the placements that lead on from it."""
+    start = (0, empty_state(geometry).used)
+    found: dict[_Key, list[tuple[int, _Key]]] = {}
+    frontier = [start]
+    while frontier:
+        key = frontier.pop()
+        if key in found:
+            continue
+        state = GpuState(geometry, *key)
+        followers = found[key] = []
+        for placement in placements:
+            if not placement.window & state.mask and state.within_budgets(placement.profile):
+                after = state.after(placement)
+                followers.append((placement.number, (after.mask, after.used)))
+        frontier.extend(follower for _, follower in followers)
+    return found

@@ -1,0 +1,86 @@
+"""Every reachable state of every model, against the hardware's rules read plainly."""
+
+from __future__ import annotations
+
+import itertools
+
+from slicewise import Geometry
+from slicewise.core.states import ILLEGAL, empty_state, state_space
+from slicewise.policies.reference import Held, ReferenceGpu
+
+
+def layouts(geometry: Geometry) -> list[ReferenceGpu]:
+    """Every legal set of instances, found without masks or tables."""
+    found: dict[frozenset[tuple[str, int]], ReferenceGpu] = {}
+    frontier = [ReferenceGpu(geometry)]
+    while frontier:
+        gpu = frontier.pop()
+        key = frozenset((held.profile.name, held.start) for held in gpu.held)
+        if key in found:
+            continue
+        found[key] = gpu
+        # In order of placement number only: a set of instances is reached once.
+        last = max((_number(geometry, held) for held in gpu.held), default=-1)
+        for placement in geometry.placements[last + 1 :]:
+            if gpu.feasible(placement.profile, placement.start):
+                held = [*gpu.held, Held(placement.profile, placement.start)]
+                frontier.append(ReferenceGpu(geometry, held))
+    return list(found.values())
+
+
+def _number(geometry: Geometry, held: Held) -> int:
+    placement = geometry.placement(held.profile.name, held.start)
+    assert placement is not None
+    return placement.number
+
+
+def test_every_layout_is_a_state_with_the_same_legality(geometry: Geometry) -> None:
+    space = state_space(geometry)
+    number = {(state.mask, state.used): n for n, state in enumerate(space.states)}
+    reached = set()
+    for gpu in layouts(geometry):
+        mask = sum(1 << s for s in gpu.occupied)
+        used = tuple(
+            map(sum, zip(*(geometry.needs(h.profile) for h in gpu.held), strict=True))
+        ) or (0,) * len(geometry.all_budgets)
+        here = number[mask, used]
+        reached.add(here)
+        state = space.states[here]
+        assert state.free_slices == gpu.free
+        assert state.free_compute == gpu.free_compute
+        for profile in geometry.profiles:
+            assert list(state.feasible_starts(profile)) == gpu.feasible_starts(profile)
+        for placement in geometry.placements:
+            legal = gpu.feasible(placement.profile, placement.start)
+            after = space.after_place[here][placement.number]
+            assert (after != ILLEGAL) == legal
+            if legal:
+                assert space.states[after] == state.after(placement)
+                assert space.after_release[after][placement.number] == here
+    assert reached == set(range(len(space)))
+
+
+def test_legality_on_every_mask_is_window_overlap(geometry: Geometry) -> None:
+    empty = empty_state(geometry)
+    for mask in range(1 << geometry.slices):
+        state = type(empty)(geometry, mask, empty.used)
+        for profile in geometry.plain_profiles:
+            free = [s for s in profile.starts if not profile.window(s) & mask]
+            assert list(state.feasible_starts(profile)) == free
+
+
+def test_a_part_of_the_profiles_reaches_a_part_of_the_states(a100: Geometry) -> None:
+    some = state_space(a100, frozenset({"3g.40gb", "7g.80gb"}))
+    assert {state.mask for state in some.states} == {0, 0x0F, 0xF0, 0xFF}
+    for row in some.after_place:
+        for placement, after in zip(a100.placements, row, strict=True):
+            if placement.profile.name not in ("3g.40gb", "7g.80gb"):
+                assert after == ILLEGAL
+
+
+def test_overlap_implies_the_compute_limit_on_the_paper_family(a100: Geometry) -> None:
+    plain = [p for p in a100.placements if p.profile.variant_of is None]
+    for count in range(1, 4):
+        for chosen in itertools.combinations(plain, count):
+            if all(not a.window & b.window for a, b in itertools.combinations(chosen, 2)):
+                assert sum(p.profile.compute for p in chosen) <= a100.compute
