@@ -1,0 +1,1 @@
+"""The engine: decides, checks and commits; the only room that changes a cluster."""

@@ -1,0 +1,100 @@
+"""Why a request cannot be placed: no such profile, no capacity, or room that is fragmented."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from slicewise.core.cluster import Cluster
+from slicewise.core.fragmentation import is_fragmented
+from slicewise.core.idset import NONE
+from slicewise.core.request import Reason, Rejection, Request
+from slicewise.core.states import GpuState
+
+
+@dataclass(frozen=True, slots=True)
+class _Obstacles:
+    """Where a kind of request meets fragmentation, over every state of a cluster."""
+
+    offered: bool
+    """Whether any model in the cluster offers what is asked for."""
+    fragmented: npt.NDArray[np.int64]
+    """The states with enough free slices for it and no open window."""
+
+
+class Reasons:
+    """Explains rejections on one cluster, in work that does not grow with its GPUs."""
+
+    def __init__(self, cluster: Cluster, keep: int = 256) -> None:
+        self._cluster = cluster
+        self._keep = keep
+        self._obstacles: OrderedDict[Request, _Obstacles] = OrderedDict()
+        self._states_seen = 0
+
+    def nowhere(self, request: Request) -> Rejection:
+        """No GPU was found for the request."""
+        obstacles = self._of(request)
+        if not obstacles.offered:
+            models = ", ".join(geometry.model for geometry in self._cluster.models) or "none"
+            return Rejection(
+                request,
+                Reason.UNKNOWN_PROFILE,
+                f"no GPU model of this cluster offers {request} (models here: {models})",
+            )
+        free = self._cluster.free_slices
+        if (self._cluster.first.take(obstacles.fragmented) < NONE).any():
+            return Rejection(
+                request,
+                Reason.FRAGMENTED,
+                f"no window for {request} is open on any GPU, although {free} slices are free "
+                "and some GPU has enough of them",
+            )
+        return Rejection(
+            request,
+            Reason.CAPACITY,
+            f"no GPU has enough free for {request} ({free} slices are free in all)",
+        )
+
+    def on_gpu(self, request: Request, gpu: int) -> Rejection:
+        """The policy picked this GPU and tries no other, but there is no window on it."""
+        state = self._cluster.state(gpu)
+        if _is_fragmented(request, state):
+            return Rejection(
+                request,
+                Reason.FRAGMENTED,
+                f"no window for {request} is open on GPU {gpu}, which the policy picked for its "
+                f"{state.free_slices} free slices",
+            )
+        return Rejection(
+            request,
+            Reason.CAPACITY,
+            f"GPU {gpu}, which the policy picked, has not enough free for {request}",
+        )
+
+    def _of(self, request: Request) -> _Obstacles:
+        states = self._cluster.states
+        if len(states) != self._states_seen:
+            self._obstacles.clear()  # a new model joined
+            self._states_seen = len(states)
+        obstacles = self._obstacles.get(request)
+        if obstacles is None:
+            obstacles = self._obstacles[request] = _Obstacles(
+                any(request.candidates(geometry) for geometry in self._cluster.models),
+                np.array(
+                    [n for n, state in enumerate(states) if _is_fragmented(request, state)],
+                    np.int64,
+                ),
+            )
+            if len(self._obstacles) > self._keep:
+                self._obstacles.popitem(last=False)
+        return obstacles
+
+
+def _is_fragmented(request: Request, state: GpuState) -> bool:
+    return any(
+        is_fragmented(state.geometry, profile, state.mask)
+        for _, profile in request.candidates(state.geometry)
+    )

@@ -1,0 +1,1 @@
+"""Placement policies: one idea a file, found by name."""

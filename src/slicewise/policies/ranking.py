@@ -1,0 +1,144 @@
+"""A table policy's preferences, compiled: for each kind of request, every state in order.
+
+Policies judge a GPU by its state, so their judgement of the whole cluster is one row of ranks
+over the states. The best choice is then the smallest ``rank + lowest GPU in that state``: one
+vector operation whose length is the number of states, however many GPUs there are.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from slicewise.core.cluster import Cluster
+from slicewise.core.idset import NONE
+from slicewise.core.request import Request
+from slicewise.core.states import GpuState
+from slicewise.policies.base import Key, TablePolicy, Ties
+
+RANK_SHIFT = 40
+"""Ranks are shifted above all GPU ids, so that a sum orders by rank first and id second."""
+
+PICKED_ONLY = -1
+"""The policy picks GPUs in this state and then finds no window: a strict rejection."""
+LEFT_OUT = -2
+"""The policy does not consider GPUs in this state."""
+
+_LOOK_AHEAD = 32
+"""How many GPUs in turn are looked at one by one before the index is asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What a policy wants for one kind of request, over every state of a cluster."""
+
+    states: npt.NDArray[np.int64]
+    """The states considered, best first."""
+    ranks: npt.NDArray[np.int64]
+    """Their ranks, shifted; equal ranks tie."""
+    placement: list[int]
+    """By state: the placement to make, PICKED_ONLY or LEFT_OUT."""
+    keys: list[Key]
+    """By rank: (waste, the policy's key)."""
+
+
+def build_row(policy: TablePolicy, states: Sequence[GpuState], request: Request) -> Row:
+    """Ask the policy about every state once and sort what it says."""
+    wanted: list[tuple[tuple[Key, ...], int, int]] = []
+    placement = [LEFT_OUT] * len(states)
+    for number, gpu in enumerate(states):
+        best = None
+        for waste, profile in request.candidates(gpu.geometry):
+            choice = policy.prefer(gpu, profile)
+            if choice is not None and (best is None or (waste, choice.key) < best[0]):
+                best = (waste, choice.key), profile, choice.start
+        if best is not None:
+            key, profile, start = best
+            at = None if start is None else gpu.geometry.placement(profile.name, start)
+            placement[number] = PICKED_ONLY if at is None else at.number
+            wanted.append((key, number, placement[number]))
+    wanted.sort(key=lambda item: item[:2])
+    keys: list[Key] = []
+    ranks: list[int] = []
+    for key, _, _ in wanted:
+        if not keys or keys[-1] != key:
+            keys.append(key)
+        ranks.append(len(keys) - 1 << RANK_SHIFT)
+    return Row(
+        states=np.array([number for _, number, _ in wanted], np.int64),
+        ranks=np.array(ranks, np.int64),
+        placement=placement,
+        keys=keys,
+    )
+
+
+class Ranking:
+    """The rows of one policy over one cluster, made when first asked for, and its choices."""
+
+    def __init__(self, policy: TablePolicy, cluster: Cluster, keep: int = 256) -> None:
+        self.turn = 0
+        """Where a policy that goes round continues."""
+        self._policy = policy
+        self._rotates = policy.ties is Ties.ROTATE
+        self._cluster = cluster
+        self._keep = keep
+        self._rows: OrderedDict[Request, Row] = OrderedDict()
+        self._states_seen = 0
+
+    def row(self, request: Request) -> Row:
+        """The row for this kind of request."""
+        states = self._cluster.states
+        if len(states) != self._states_seen:
+            self._rows.clear()  # a new model joined: every row gets longer
+            self._states_seen = len(states)
+        row = self._rows.get(request)
+        if row is None:
+            row = self._rows[request] = build_row(self._policy, states, request)
+            if len(self._rows) > self._keep:
+                self._rows.popitem(last=False)
+        return row
+
+    def choose(self, request: Request) -> tuple[int, int]:
+        """The GPU picked and the placement on it; NONE, LEFT_OUT when there is none."""
+        row = self.row(request)
+        cluster = self._cluster
+        if self._rotates:
+            gpu = choose_in_turn(cluster, row, self.turn)
+            if gpu != NONE:
+                self.turn = gpu + 1
+        else:
+            gpu = choose_lowest(cluster, row)
+        if gpu == NONE:
+            return NONE, LEFT_OUT
+        return gpu, row.placement[cluster.state_of[gpu]]
+
+
+def choose_lowest(cluster: Cluster, row: Row) -> int:
+    """The GPU of best rank with the lowest id, or NONE."""
+    if not len(row.states):
+        return NONE
+    best = int((cluster.first.take(row.states) + row.ranks).min())
+    return NONE if best >= NONE else best & (1 << RANK_SHIFT) - 1
+
+
+def choose_in_turn(cluster: Cluster, row: Row, turn: int) -> int:
+    """The GPU of best rank that comes next from ``turn`` on, going round, or NONE."""
+    if len(row.keys) == 1:  # all tie: most often one of the next few GPUs will do
+        gpu = turn
+        for _ in range(_LOOK_AHEAD):
+            gpu = cluster.schedulable.next(gpu)
+            if gpu == NONE:
+                break
+            if row.placement[cluster.state_of[gpu]] != LEFT_OUT:
+                return gpu
+            gpu += 1
+    lowest = choose_lowest(cluster, row)
+    if lowest == NONE:
+        return NONE
+    best = row.ranks[row.states == cluster.state_of[lowest]][0]
+    following = min(cluster.members[n].next(turn) for n in row.states[row.ranks == best])
+    return lowest if following == NONE else following

@@ -1,0 +1,159 @@
+"""The scheduler's phases: what it publishes, what it refuses, and policies that misbehave."""
+
+from __future__ import annotations
+
+import pytest
+
+from slicewise import (
+    Cluster,
+    Geometry,
+    Instance,
+    Need,
+    Placed,
+    Policy,
+    PolicyError,
+    Reason,
+    Rejection,
+    Released,
+    Request,
+    ScanPolicy,
+    Scheduler,
+    Spot,
+)
+from slicewise.engine import scheduler as scheduler_module
+from slicewise.engine.reasons import Reasons
+from slicewise.policies.mfi import Mfi
+from slicewise.policies.ranking import Ranking
+
+
+class LastGpu(ScanPolicy):
+    """Looks at every GPU and takes the highest id that fits: not a table policy."""
+
+    name = "last-gpu"
+    summary = "Highest GPU id with an open window."
+
+    def choose(self, cluster: Cluster, request: Request) -> Spot | None:
+        for gpu in sorted(cluster.schedulable, reverse=True):
+            state = cluster.state(gpu)
+            for _, profile in request.candidates(state.geometry):
+                for start in state.feasible_starts(profile):
+                    placement = state.geometry.placement(profile.name, start)
+                    assert placement is not None
+                    return Spot(gpu, placement)
+        return None
+
+
+class Stubborn(ScanPolicy):
+    """Always answers the same, right or wrong."""
+
+    name = "stubborn"
+    summary = "Always the same."
+
+    def __init__(self, spot: Spot) -> None:
+        self.spot = spot
+
+    def choose(self, cluster: Cluster, request: Request) -> Spot | None:
+        return self.spot
+
+
+def test_events_are_published_once_they_happened(a100: Geometry) -> None:
+    cluster = Cluster.of(a100, 1)
+    scheduler = Scheduler(cluster)
+    seen: list[object] = []
+    scheduler.subscribe(seen.append)
+    instance = scheduler.submit("7g.80gb")
+    assert isinstance(instance, Instance)
+    rejection = scheduler.submit("1g.10gb")
+    scheduler.release(instance)
+    assert seen == [Placed(instance), rejection, Released(instance)]
+
+
+def test_a_policy_that_declares_nothing_works_and_says_so(a100: Geometry) -> None:
+    cluster = Cluster.of(a100, 3)
+    scheduler = Scheduler(cluster, LastGpu())
+    assert scheduler.scans
+    assert not Scheduler(cluster, "mfi").scans
+    outcomes = [scheduler.submit("4g.40gb") for _ in range(4)]
+    assert [o.gpu for o in outcomes if isinstance(o, Instance)] == [2, 1, 0]
+    assert isinstance(outcomes[3], Rejection)
+    assert outcomes[3].reason is Reason.FRAGMENTED
+    unknown = scheduler.submit("5g.50gb")
+    assert isinstance(unknown, Rejection)
+    assert unknown.reason is Reason.UNKNOWN_PROFILE
+
+
+def test_policies_are_not_trusted(a100: Geometry) -> None:
+    cluster = Cluster.of(a100, 2)
+    cluster.place(0, "1g.10gb", 0)
+    four = a100.placement("4g.40gb", 0)
+    assert four is not None
+    with pytest.raises(PolicyError, match=r"chose badly: 4g\.40gb at slice 0 of GPU 0 overlaps"):
+        Scheduler(cluster, Stubborn(Spot(0, four))).submit("4g.40gb")
+    with pytest.raises(PolicyError, match="not schedulable"):
+        Scheduler(cluster, Stubborn(Spot(7, four))).submit("4g.40gb")
+    alien = Geometry("alien", 1, 1, (a100.profiles[0].__class__("1g", 1, 1, 1, (0,)),))
+    with pytest.raises(PolicyError, match="not a placement of GPU 1's model"):
+        Scheduler(cluster, Stubborn(Spot(1, alien.placements[0]))).submit("4g.40gb")
+    assert cluster.instance_count == 1
+
+    class Neither(Policy):
+        name = "neither"
+        summary = "Nothing."
+
+    with pytest.raises(PolicyError, match="neither a TablePolicy nor a ScanPolicy"):
+        Scheduler(cluster, Neither())
+
+
+def test_a_rejection_is_a_sentence(a100: Geometry) -> None:
+    scheduler = Scheduler(Cluster.of(a100, 1), "first-fit-strict")
+    scheduler.submit("3g.40gb")
+    assert str(scheduler.submit("4g.40gb")) == (
+        "no window for 4g.40gb is open on GPU 0, which the policy picked for its 4 free slices"
+    )
+    assert str(scheduler.submit("7g.80gb")) == (
+        "no GPU has enough free for 7g.80gb (4 slices are free in all)"
+    )
+    assert str(Scheduler(Cluster(), "mfi").submit("1g.10gb")) == (
+        "no GPU model of this cluster offers 1g.10gb (models here: none)"
+    )
+
+
+def test_a_model_that_joins_later_is_seen(a100: Geometry) -> None:
+    from slicewise import load_geometry
+
+    cluster = Cluster.of(a100, 1)
+    scheduler = Scheduler(cluster)
+    assert isinstance(scheduler.submit("4g.24gb"), Rejection)
+    cluster.add_node("late", load_geometry("A30"), 1)
+    found = scheduler.submit("4g.24gb")
+    assert isinstance(found, Instance)
+    assert found.gpu == 1
+
+
+def test_a_need_takes_what_wastes_least_across_models(a100: Geometry) -> None:
+    from slicewise import load_geometry
+
+    cluster = Cluster.of(a100, 1)
+    cluster.add_node("small", load_geometry("A30"), 1)
+    scheduler = Scheduler(cluster)
+    request = Request(Need(2, 12))
+    chosen = [scheduler.submit(request) for _ in range(3)]
+    assert [c.profile for c in chosen if isinstance(c, Instance)] == [
+        "2g.12gb",
+        "2g.12gb",
+        "2g.20gb",
+    ]
+
+
+def test_what_is_kept_ready_is_bounded(a100: Geometry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler_module, "_REMEMBERED_NAMES", 2)
+    scheduler = Scheduler(Cluster.of(a100, 1))
+    for number in range(5):
+        scheduler.submit(f"x{number}")
+    assert list(scheduler._named) == ["x0", "x1"]
+    cluster = Cluster.of(a100, 1)
+    ranking, reasons = Ranking(Mfi(), cluster, keep=2), Reasons(cluster, keep=2)
+    for memory in range(4):
+        ranking.row(Request(Need(1, memory)))
+        reasons.nowhere(Request(Need(9, memory)))
+    assert len(ranking._rows) == len(reasons._obstacles) == 2

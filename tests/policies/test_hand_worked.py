@@ -1,0 +1,95 @@
+"""Each policy on cases worked out by hand: A100-80GB, masks written slice 0 first."""
+
+from __future__ import annotations
+
+import pytest
+
+from slicewise import Cluster, Geometry, Reason, Rejection, Scheduler
+
+
+def fill(a100: Geometry, *gpus: str) -> Cluster:
+    """A cluster with these instances, as ``"4g.40gb@0 1g.10gb@6"`` a GPU."""
+    cluster = Cluster.of(a100, len(gpus))
+    for gpu, layout in enumerate(gpus):
+        for item in layout.split():
+            profile, _, start = item.partition("@")
+            cluster.place(gpu, profile, int(start))
+    return cluster
+
+
+def outcome(cluster: Cluster, policy: str, profile: str) -> tuple[int, int] | Reason:
+    result = Scheduler(cluster, policy).submit(profile)
+    return result.reason if isinstance(result, Rejection) else (result.gpu, result.start)
+
+
+@pytest.mark.parametrize(
+    ("policy", "profile", "gpus", "expected"),
+    [
+        # GPU 1 already has its lower half broken: one more 1g there adds no fragmentation, while
+        # slice 1 of GPU 0 would keep 3g, 4g and a pair of 2-slice windows from it.
+        ("mfi", "1g.10gb", ["", "1g.10gb@0"], (1, 1)),
+        # A whole 7g adds nothing to an empty GPU: the lowest id wins the tie.
+        ("mfi", "7g.80gb", ["1g.10gb@6", "", ""], (1, 0)),
+        # Both halves of an empty GPU cost a 3g nothing under `partial`: the lowest start wins.
+        ("mfi", "3g.40gb", [""], (0, 0)),
+        # Under `overlap` the lower half also blocks 4g, so the upper one is cheaper.
+        ("mfi-overlap", "3g.40gb", [""], (0, 4)),
+        ("mfi-overlap", "1g.10gb", [""], (0, 6)),
+        # First-fit takes the first window there is, even where it hurts most.
+        ("first-fit", "1g.10gb", ["3g.40gb@4", ""], (0, 0)),
+        ("first-fit", "7g.80gb", ["1g.10gb@6", ""], (1, 0)),
+        # Best-fit: the fullest GPU, then the driver's order of starts (6 first for 1g).
+        ("best-fit", "1g.10gb", ["", "3g.40gb@0", "1g.10gb@0"], (1, 6)),
+        ("best-fit", "2g.20gb", ["", "1g.10gb@4"], (1, 0)),
+        # Worst-fit: the emptiest GPU.
+        ("worst-fit", "1g.10gb", ["1g.10gb@0", "", ""], (1, 6)),
+        # Strict: GPU 0 has four free slices, enough for 4g by count, but not the lower half.
+        ("first-fit-strict", "4g.40gb", ["3g.40gb@0", ""], Reason.FRAGMENTED),
+        ("first-fit", "4g.40gb", ["3g.40gb@0", ""], (1, 0)),
+        # 4g leaves only three compute slices: by compute GPU 0 is not even considered.
+        ("first-fit-strict", "4g.40gb", ["4g.40gb@0", ""], (1, 0)),
+        ("best-fit-strict", "4g.40gb", ["", "3g.40gb@0"], Reason.FRAGMENTED),
+        ("best-fit", "4g.40gb", ["", "3g.40gb@0"], (0, 0)),
+        # The emptiest GPU (five free) has no window for 3g, the fuller one has.
+        (
+            "worst-fit-strict",
+            "3g.40gb",
+            ["2g.20gb@0 1g.10gb@5", "3g.40gb@0"],
+            Reason.FRAGMENTED,
+        ),
+        ("worst-fit", "3g.40gb", ["2g.20gb@0 1g.10gb@5", "3g.40gb@0"], (1, 4)),
+        # Round-robin strict looks at GPU 0 only.
+        ("round-robin-strict", "7g.80gb", ["7g.80gb@0", ""], Reason.CAPACITY),
+        ("round-robin-strict", "3g.40gb", ["1g.10gb@1 1g.10gb@5", ""], Reason.FRAGMENTED),
+        ("round-robin", "7g.80gb", ["7g.80gb@0", ""], (1, 0)),
+        # Nobody can place what has no window, and everybody says why.
+        ("mfi", "7g.80gb", ["1g.10gb@0", "1g.10gb@0"], Reason.CAPACITY),
+        ("mfi", "4g.40gb", ["1g.10gb@0", "3g.40gb@0"], Reason.FRAGMENTED),
+        ("mfi", "2g.10gb", [""], Reason.UNKNOWN_PROFILE),
+    ],
+)
+def test_choice(
+    a100: Geometry,
+    policy: str,
+    profile: str,
+    gpus: list[str],
+    expected: tuple[int, int] | Reason,
+) -> None:
+    assert outcome(fill(a100, *gpus), policy, profile) == expected
+
+
+def test_round_robin_goes_round(a100: Geometry) -> None:
+    scheduler = Scheduler(Cluster.of(a100, 3), "round-robin")
+    placed = [scheduler.submit("4g.40gb") for _ in range(3)]
+    assert [p.gpu for p in placed if not isinstance(p, Rejection)] == [0, 1, 2]
+    strict = Scheduler(Cluster.of(a100, 2), "round-robin-strict")
+    outcomes = [strict.submit("4g.40gb") for _ in range(4)]
+    assert [isinstance(o, Rejection) for o in outcomes] == [False, False, True, True]
+
+
+def test_exclusive_media_engines_are_not_given_twice(a100: Geometry) -> None:
+    scheduler = Scheduler(Cluster.of(a100, 2), "mfi")
+    gpus = [scheduler.submit("1g.10gb+me") for _ in range(3)]
+    assert [g.gpu for g in gpus if not isinstance(g, Rejection)] == [0, 1]
+    assert isinstance(gpus[2], Rejection)
+    assert gpus[2].reason is Reason.CAPACITY
