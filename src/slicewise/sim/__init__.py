@@ -1,0 +1,1 @@
+"""The laboratory: workloads, experiments, compiled kernels and their statistics."""

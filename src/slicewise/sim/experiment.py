@@ -1,0 +1,188 @@
+"""The experiments: what is simulated, one run of one policy at a time.
+
+*Published* fills an empty cluster up once, as the paper does. *Steady* goes on for many
+lifetimes at a constant offered load, as a cloud does.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from slicewise.core.cluster import Cluster
+from slicewise.core.errors import SlicewiseError
+from slicewise.core.request import Request
+from slicewise.engine.scheduler import Scheduler
+from slicewise.policies.base import Policy, TablePolicy
+from slicewise.sim import by_engine
+from slicewise.sim.mix import Mix
+from slicewise.sim.tables import Models, compile_tables
+from slicewise.sim.workload import (
+    BINS,
+    Arrivals,
+    Ints,
+    Lifetime,
+    draw_kinds,
+    fill_up,
+    longest_lifetime,
+    run_generator,
+)
+
+if TYPE_CHECKING:
+    from slicewise.sim.kernel import Tables
+
+Tick = Callable[[int], None]
+"""Called with the units of work just done."""
+
+_CHUNK = 1 << 16
+"""Slots of a steady run drawn at a time, so that memory does not grow with its length."""
+
+MAX_GPUS = 50_000_000
+"""Beyond this the index would not fit in memory."""
+
+
+@dataclass(frozen=True)
+class Experiment(ABC):
+    """What every experiment has; results are arrays of integers, one a run."""
+
+    mixes: tuple[Mix, ...]
+    policies: tuple[Policy, ...]
+    gpus: int = 100
+    runs: int = 20
+    seed: int = 1
+    on_engine: bool = False
+    """Run on the engine even where a policy could be compiled."""
+    _compiled: dict[tuple[int, int], tuple[Models, Tables]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        if not self.mixes or not self.policies:
+            raise SlicewiseError("an experiment needs at least one distribution and one policy")
+        _require(self.gpus, "gpus", 1, MAX_GPUS)
+        _require(self.runs, "runs", 1, 1_000_000)
+        _require(self.seed, "seed", 0, 1 << 64)
+
+    @abstractmethod
+    def units(self, mix: int) -> int:
+        """Units of work in one run."""
+
+    @abstractmethod
+    def simulate(self, mix: int, policy: int, run: int, tick: Tick) -> Ints:
+        """One run of one policy; always the same result for the same arguments."""
+
+    def slow(self, policy: Policy) -> bool:
+        """Whether a policy has to be run on the engine, GPU by GPU."""
+        return self.on_engine or not isinstance(policy, TablePolicy)
+
+    def _tables(self, mix: int, policy: int) -> tuple[Models, Tables]:
+        known = self._compiled.get((mix, policy))
+        if known is None:
+            table_policy = self.policies[policy]
+            assert isinstance(table_policy, TablePolicy)
+            chosen = self.mixes[mix]
+            models = Models([chosen.geometry], [Request(p.name) for p in chosen.profiles])
+            known = self._compiled[mix, policy] = models, compile_tables(models, table_policy)
+        return known
+
+    def _engine(self, mix: int, policy: int) -> by_engine.EngineRun:
+        chosen = self.mixes[mix]
+        cluster = Cluster.of(chosen.geometry, self.gpus)
+        return by_engine.EngineRun(Scheduler(cluster, self.policies[policy]), chosen)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_compiled": {}}  # tables are cheaper to make than to send
+
+
+@dataclass(frozen=True)
+class Published(Experiment):
+    """The paper's experiment: one request a slot until demand reaches the cluster's capacity."""
+
+    lifetime: Lifetime = Lifetime.CAPACITY
+
+    def units(self, mix: int) -> int:
+        """One."""
+        return 1
+
+    def simulate(self, mix: int, policy: int, run: int, tick: Tick) -> Ints:
+        """Bins of demand by `loops.PUBLISHED_COLUMNS`."""
+        rng = run_generator(self.seed, run)
+        arrivals, bins = fill_up(rng, self.mixes[mix], self.gpus, self.lifetime)
+        out = np.zeros((BINS, 6), np.int64)
+        if self.slow(self.policies[policy]):
+            by_engine.published(self._engine(mix, policy), arrivals, bins, out)
+        else:
+            from slicewise.sim import kernel, loops
+
+            models, tables = self._tables(mix, policy)
+            gpus = kernel.new_gpus(np.zeros(self.gpus, np.int64), len(models.states))
+            departures = loops.new_departures(int(arrivals.lifetimes.max()))
+            loops.published(tables, gpus, departures, *arrivals, bins, out)
+        tick(1)
+        return out
+
+
+@dataclass(frozen=True)
+class Steady(Experiment):
+    """Sustained load: arrivals go on for many lifetimes, and only the settled part is measured."""
+
+    load: float = 0.85
+    """Offered concurrent demand, as a share of the cluster's capacity."""
+    lifetimes: int = 40
+    """How many longest lifetimes a run goes on for."""
+    warmup: int = 3
+    """How many of them pass before measuring begins."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.load <= 100:
+            raise SlicewiseError(f"load {self.load} is not in 0..100 (0.85 is 85% of capacity)")
+        _require(self.warmup, "warmup", 0, 1_000_000)
+        _require(self.lifetimes, "lifetimes", self.warmup + 1, 1_000_001)
+
+    def units(self, mix: int) -> int:
+        """The slots."""
+        return self.lifetimes * longest_lifetime(self.mixes[mix], self.gpus, self.load)
+
+    def simulate(self, mix: int, policy: int, run: int, tick: Tick) -> Ints:
+        """Sums by `loops.STEADY_COLUMNS`."""
+        chosen = self.mixes[mix]
+        rng = run_generator(self.seed, run)
+        longest = longest_lifetime(chosen, self.gpus, self.load)
+        sizes = np.array([profile.size for profile in chosen.profiles], np.int64)
+        sums = np.zeros(8, np.int64)
+        measure_from = self.warmup * longest
+        step = self._stepper(mix, policy, longest, sizes, measure_from, sums)
+        slots = self.units(mix)
+        for begin in range(0, slots, _CHUNK):
+            count = min(_CHUNK, slots - begin)
+            kinds = draw_kinds(rng, chosen, count)
+            step(Arrivals(kinds, rng.integers(1, longest, size=count, endpoint=True)), begin)
+            tick(count)
+        return sums
+
+    def _stepper(
+        self, mix: int, policy: int, longest: int, sizes: Ints, measure_from: int, sums: Ints
+    ) -> Callable[[Arrivals, int], None]:
+        if self.slow(self.policies[policy]):
+            run = self._engine(mix, policy)
+            return lambda arrivals, begin: by_engine.steady(
+                run, arrivals, sizes, begin, measure_from, sums
+            )
+        from slicewise.sim import kernel, loops
+
+        models, tables = self._tables(mix, policy)
+        gpus = kernel.new_gpus(np.zeros(self.gpus, np.int64), len(models.states))
+        departures = loops.new_departures(longest)
+        return lambda arrivals, begin: loops.steady(
+            tables, gpus, departures, *arrivals, sizes, begin, measure_from, sums
+        )
+
+
+def _require(value: int, what: str, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise SlicewiseError(f"{what} must be {low} to {high}, not {value}")
