@@ -18,7 +18,7 @@ from slicewise.core.errors import SlicewiseError
 from slicewise.core.request import Request
 from slicewise.engine.scheduler import Scheduler
 from slicewise.policies.base import Policy, TablePolicy
-from slicewise.sim import by_engine
+from slicewise.sim.by_engine import EngineRun
 from slicewise.sim.mix import Mix
 from slicewise.sim.tables import Models, compile_tables
 from slicewise.sim.workload import (
@@ -26,6 +26,7 @@ from slicewise.sim.workload import (
     Arrivals,
     Ints,
     Lifetime,
+    SmallInts,
     draw_kinds,
     fill_up,
     longest_lifetime,
@@ -37,6 +38,19 @@ if TYPE_CHECKING:
 
 Tick = Callable[[int], None]
 """Called with the units of work just done."""
+
+Advance = Callable[[Arrivals, int, SmallInts], None]
+"""Takes a cluster through the slots of some arrivals and fills in a trace of them."""
+
+TRACE = ("accepted", "states_examined", "occupied", "active", "fragmentation")
+"""What a trace holds of every slot: whether the request was accepted, how many states the
+decision looked at, then the cluster's totals after it."""
+
+PUBLISHED_COLUMNS = ("arrivals", "accepted", "scheduled", "occupied", "active", "fragmentation")
+"""What is kept per bin of demand; the first two count, the others are read at its end."""
+
+STEADY_COLUMNS = ("arrivals", "rejected", "slices", "rejected_slices", *TRACE[1:])
+"""What is summed over the measured slots."""
 
 _CHUNK = 1 << 16
 """Slots of a steady run drawn at a time, so that memory does not grow with its length."""
@@ -89,10 +103,22 @@ class Experiment(ABC):
             known = self._compiled[mix, policy] = models, compile_tables(models, table_policy)
         return known
 
-    def _engine(self, mix: int, policy: int) -> by_engine.EngineRun:
-        chosen = self.mixes[mix]
-        cluster = Cluster.of(chosen.geometry, self.gpus)
-        return by_engine.EngineRun(Scheduler(cluster, self.policies[policy]), chosen)
+    def _fresh_cluster(self, mix: int, policy: int, longest: int) -> Advance:
+        """An empty cluster under a policy, as the function that takes it through slots."""
+        if self.slow(self.policies[policy]):
+            chosen = self.mixes[mix]
+            cluster = Cluster.of(chosen.geometry, self.gpus)
+            return EngineRun(Scheduler(cluster, self.policies[policy]), chosen).advance
+        from slicewise.sim import kernel, loops
+
+        models, tables = self._tables(mix, policy)
+        gpus = kernel.new_gpus(np.zeros(self.gpus, np.int64), len(models.states))
+        departures = loops.new_departures(longest)
+
+        def advance(arrivals: Arrivals, begin: int, trace: SmallInts) -> None:
+            loops.advance(tables, gpus, departures, *arrivals, begin, trace)
+
+        return advance
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_compiled": {}}  # tables are cheaper to make than to send
@@ -109,21 +135,21 @@ class Published(Experiment):
         return 1
 
     def simulate(self, mix: int, policy: int, run: int, tick: Tick) -> Ints:
-        """Bins of demand by `loops.PUBLISHED_COLUMNS`."""
+        """Bins of demand by `PUBLISHED_COLUMNS`."""
         rng = run_generator(self.seed, run)
         arrivals, bins = fill_up(rng, self.mixes[mix], self.gpus, self.lifetime)
-        out = np.zeros((BINS, 6), np.int64)
-        if self.slow(self.policies[policy]):
-            by_engine.published(self._engine(mix, policy), arrivals, bins, out)
-        else:
-            from slicewise.sim import kernel, loops
-
-            models, tables = self._tables(mix, policy)
-            gpus = kernel.new_gpus(np.zeros(self.gpus, np.int64), len(models.states))
-            departures = loops.new_departures(int(arrivals.lifetimes.max()))
-            loops.published(tables, gpus, departures, *arrivals, bins, out)
+        trace = np.zeros((len(bins), len(TRACE)), np.int32)
+        self._fresh_cluster(mix, policy, int(arrivals.lifetimes.max()))(arrivals, 0, trace)
         tick(1)
-        return out
+        accepted = trace[:, 0]
+        # The last slot of each bin; a bin that no request ends in keeps the state before it.
+        ends = np.searchsorted(bins, np.arange(BINS), side="right")
+        read = np.column_stack([np.cumsum(accepted), trace[:, 2:]])
+        read = np.vstack([np.zeros_like(read[:1]), read])[ends]
+        arrived = np.bincount(bins, minlength=BINS)
+        return np.column_stack(
+            [arrived, np.bincount(bins, accepted, BINS).astype(np.int64), read]
+        ).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -149,38 +175,27 @@ class Steady(Experiment):
         return self.lifetimes * longest_lifetime(self.mixes[mix], self.gpus, self.load)
 
     def simulate(self, mix: int, policy: int, run: int, tick: Tick) -> Ints:
-        """Sums by `loops.STEADY_COLUMNS`."""
+        """Sums over the measured slots by `STEADY_COLUMNS`."""
         chosen = self.mixes[mix]
         rng = run_generator(self.seed, run)
         longest = longest_lifetime(chosen, self.gpus, self.load)
         sizes = np.array([profile.size for profile in chosen.profiles], np.int64)
-        sums = np.zeros(8, np.int64)
-        measure_from = self.warmup * longest
-        step = self._stepper(mix, policy, longest, sizes, measure_from, sums)
+        sums = np.zeros(len(STEADY_COLUMNS), np.int64)
+        advance = self._fresh_cluster(mix, policy, longest)
         slots = self.units(mix)
         for begin in range(0, slots, _CHUNK):
             count = min(_CHUNK, slots - begin)
             kinds = draw_kinds(rng, chosen, count)
-            step(Arrivals(kinds, rng.integers(1, longest, size=count, endpoint=True)), begin)
+            lifetimes = rng.integers(1, longest, size=count, endpoint=True)
+            trace = np.zeros((count, len(TRACE)), np.int32)
+            advance(Arrivals(kinds, lifetimes), begin, trace)
+            settled = slice(max(0, self.warmup * longest - begin), None)
+            rejected = trace[settled, 0] == 0
+            asked = sizes[kinds[settled]]
+            sums[:4] += len(asked), rejected.sum(), asked.sum(), asked[rejected].sum()
+            sums[4:] += trace[settled, 1:].sum(axis=0, dtype=np.int64)
             tick(count)
         return sums
-
-    def _stepper(
-        self, mix: int, policy: int, longest: int, sizes: Ints, measure_from: int, sums: Ints
-    ) -> Callable[[Arrivals, int], None]:
-        if self.slow(self.policies[policy]):
-            run = self._engine(mix, policy)
-            return lambda arrivals, begin: by_engine.steady(
-                run, arrivals, sizes, begin, measure_from, sums
-            )
-        from slicewise.sim import kernel, loops
-
-        models, tables = self._tables(mix, policy)
-        gpus = kernel.new_gpus(np.zeros(self.gpus, np.int64), len(models.states))
-        departures = loops.new_departures(longest)
-        return lambda arrivals, begin: loops.steady(
-            tables, gpus, departures, *arrivals, sizes, begin, measure_from, sums
-        )
 
 
 def _require(value: int, what: str, low: int, high: int) -> None:

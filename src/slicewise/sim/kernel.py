@@ -1,9 +1,14 @@
 """The decision compiled: the same tables and tie-breaks as the engine, at machine speed.
 
-`choose`, `put` and `take_out` are the compiled twins of the engine's choice, `Cluster.put` and
-`Cluster.release`; a property test holds them equal decision for decision. The ordered set of
+`arrive` and `take_out` are the compiled twins of the engine's submit and release; a property
+test holds them equal decision for decision. The ordered set of
 GPUs in each state is a tree of 64-bit words: a word of level n+1 has one bit for every word of
 level n, so the lowest member is found in a few steps from the top.
+
+Speed here is a matter of memory: small integers, and what is used together lies together. All
+states' words for the same 64 GPUs are neighbours, so that a GPU that changes state touches one
+place. The inner functions take arrays one by one: numba counts references whenever one is taken
+out of a tuple, which would cost more than the work itself.
 
 Numba is an extra, and importing it takes a moment: only the laboratory imports this module.
 """
@@ -18,9 +23,11 @@ from numba import njit, types, uint64
 from numba.extending import intrinsic
 
 Ints = npt.NDArray[np.int64]
+SmallInts = npt.NDArray[np.int32]
+Words = npt.NDArray[np.uint64]
 
-NONE = 1 << 61
-"""Stands for "no GPU", as in the engine."""
+NONE = (1 << 31) - 1
+"""Stands for "no GPU": larger than every id."""
 PICKED_ONLY = -1
 LEFT_OUT = -2
 LOOK_AHEAD = 32
@@ -29,17 +36,17 @@ LOOK_AHEAD = 32
 class Tables(NamedTuple):
     """What never changes during a run: transitions, and the policy's rows."""
 
-    after_place: Ints
-    after_release: Ints
-    taken: Ints
-    """By state: occupied slices."""
-    fragmentation: Ints
-    """By state: F (partial)."""
-    row_at: Ints
-    """By kind of request: where its row begins; one longer than there are kinds."""
-    row_states: Ints
-    row_ranks: Ints
-    choice: Ints
+    after_place: SmallInts
+    after_release: SmallInts
+    weights: SmallInts
+    """By state: occupied slices and F (partial)."""
+    row_at: SmallInts
+    """By kind of request: its first rank; one longer than there are kinds."""
+    rank_at: SmallInts
+    """By rank: its first place in ``row_states``; one longer than there are ranks."""
+    row_states: SmallInts
+    """The states each row considers, best rank first."""
+    choice: SmallInts
     """Kind by state: the placement to make, PICKED_ONLY or LEFT_OUT."""
     rotates: bool
     """Whether ties go to the next GPU in turn instead of the lowest id."""
@@ -48,13 +55,13 @@ class Tables(NamedTuple):
 class Gpus(NamedTuple):
     """What changes: the state of every GPU, and the index over them."""
 
-    state_of: npt.NDArray[np.int32]
-    schedulable: npt.NDArray[np.bool_]
-    bits: npt.NDArray[np.uint64]
-    """State by word: the tree of bitmaps; the extra last row holds all schedulable GPUs."""
+    state_of: SmallInts
+    """By GPU: its state, or its complement (negative) while it is not schedulable."""
+    bits: Words
+    """Word by state: the trees of bitmaps; one more, the last, holds all schedulable GPUs."""
     levels: Ints
-    """Where each level's words begin in a row of ``bits``; one longer than there are levels."""
-    first: Ints
+    """Where each level's words begin; one longer than there are levels."""
+    first: SmallInts
     """By state: the lowest member, or NONE."""
     totals: Ints
     """Occupied slices, active GPUs, sum of F, where a policy that goes round continues."""
@@ -75,10 +82,9 @@ def new_gpus(empty_states: Ints, states: int) -> Gpus:
             break
     gpus = Gpus(
         empty_states.astype(np.int32),
-        np.ones(count, np.bool_),
-        np.zeros((states + 1, levels[-1]), np.uint64),
+        np.zeros((levels[-1], states + 1), np.uint64),
         np.array(levels, np.int64),
-        np.full(states + 1, NONE, np.int64),
+        np.full(states + 1, NONE, np.int32),
         np.zeros(4, np.int64),
     )
     _enter_all(gpus)
@@ -97,173 +103,211 @@ def _trailing_zeros(typingctx: Any, word: Any) -> Any:
 
 _ctz: Any = _trailing_zeros  # an intrinsic's own signature is not the one it is called with
 
+_inner = njit(cache=True, nogil=True)
 
-@njit(cache=True, nogil=True)
-def _insert(gpus: Gpus, row: int, gpu: int) -> None:
+
+@_inner
+def insert(bits: Words, levels: Ints, first: SmallInts, row: int, gpu: int) -> None:
+    """Add a GPU to a row's set."""
     word = gpu
-    for level in range(gpus.levels.size - 1):
-        at = gpus.levels[level] + (word >> 6)
-        old = gpus.bits[row, at]
-        gpus.bits[row, at] = old | (uint64(1) << uint64(word & 63))
+    for level in range(levels.size - 1):
+        at = levels[level] + (word >> 6)
+        old = bits[at, row]
+        bits[at, row] = old | (uint64(1) << uint64(word & 63))
         if old != 0:
             break
         word >>= 6
-    if gpu < gpus.first[row]:
-        gpus.first[row] = gpu
+    if gpu < first[row]:
+        first[row] = gpu
 
 
-@njit(cache=True, nogil=True)
-def _erase(gpus: Gpus, row: int, gpu: int) -> None:
+@_inner
+def erase(bits: Words, levels: Ints, first: SmallInts, row: int, gpu: int) -> None:
+    """Take a GPU that is in out of a row's set."""
     word = gpu
-    for level in range(gpus.levels.size - 1):
-        at = gpus.levels[level] + (word >> 6)
-        left = gpus.bits[row, at] & ~(uint64(1) << uint64(word & 63))
-        gpus.bits[row, at] = left
+    for level in range(levels.size - 1):
+        at = levels[level] + (word >> 6)
+        left = bits[at, row] & ~(uint64(1) << uint64(word & 63))
+        bits[at, row] = left
         if left != 0:
             break
         word >>= 6
-    if gpu == gpus.first[row]:
-        gpus.first[row] = _descend(gpus, row, gpus.levels.size - 2, 0)
+    if gpu == first[row]:
+        first[row] = _descend(bits, levels, row, levels.size - 2, 0)
 
 
-@njit(cache=True, nogil=True)
-def _descend(gpus: Gpus, row: int, level: int, word: int) -> int:
+@_inner
+def _descend(bits: Words, levels: Ints, row: int, level: int, word: int) -> int:
     """The lowest member below a word of some level; NONE when the word is empty."""
-    if gpus.bits[row, gpus.levels[level] + word] == 0:
+    if bits[levels[level] + word, row] == 0:
         return NONE
     while level >= 0:
-        bits = gpus.bits[row, gpus.levels[level] + word]
-        word = (word << 6) + _ctz(bits)
+        word = (word << 6) + _ctz(bits[levels[level] + word, row])
         level -= 1
     return word
 
 
-@njit(cache=True, nogil=True)
-def _next(gpus: Gpus, row: int, floor: int) -> int:
-    """The lowest member that is at least ``floor``, or NONE."""
+@_inner
+def following(bits: Words, levels: Ints, row: int, floor: int) -> int:
+    """The lowest member of a row that is at least ``floor``, or NONE."""
     word = floor
-    for level in range(gpus.levels.size - 1):
+    for level in range(levels.size - 1):
         at = word >> 6
-        if at >= gpus.levels[level + 1] - gpus.levels[level]:
+        if at >= levels[level + 1] - levels[level]:
             return NONE
-        bits = gpus.bits[row, gpus.levels[level] + at] >> uint64(word & 63)
-        if bits != 0:
-            found = word + _ctz(bits)
-            return found if level == 0 else _descend(gpus, row, level - 1, found)
+        above = bits[levels[level] + at, row] >> uint64(word & 63)
+        if above != 0:
+            found: int = word + _ctz(above)
+            return found if level == 0 else _descend(bits, levels, row, level - 1, found)
         word = at + 1
     return NONE
 
 
+@_inner
+def choose_lowest(
+    row_at: SmallInts, rank_at: SmallInts, row_states: SmallInts, first: SmallInts, kind: int
+) -> tuple[int, int]:
+    """The GPU of best rank with the lowest id, or NONE; and how many states were looked at.
+
+    Ranks stand best first; the search ends with the first that has a GPU.
+    """
+    best = np.int32(NONE)
+    looked = 0
+    for rank in range(row_at[kind], row_at[kind + 1]):
+        for i in range(rank_at[rank], rank_at[rank + 1]):
+            best = min(best, first[row_states[i]])
+        looked += rank_at[rank + 1] - rank_at[rank]
+        if best != NONE:
+            break
+    return int(best), looked
+
+
+@_inner
+def choose_in_turn(
+    row_at: SmallInts,
+    rank_at: SmallInts,
+    row_states: SmallInts,
+    choice: SmallInts,
+    state_of: SmallInts,
+    bits: Words,
+    levels: Ints,
+    first: SmallInts,
+    totals: Ints,
+    kind: int,
+) -> tuple[int, int]:
+    """The GPU of best rank that comes next in turn, or NONE; and how many states were looked at."""
+    turn = totals[TURN]
+    looked = 0
+    begin, end = row_at[kind], row_at[kind + 1]
+    if end - begin == 1:  # all tie: most often one of the next few GPUs will do
+        gpu = turn
+        for _ in range(LOOK_AHEAD):
+            gpu = following(bits, levels, first.size - 1, gpu)
+            if gpu == NONE:
+                break
+            looked += 1
+            if choice[kind, state_of[gpu]] != LEFT_OUT:
+                totals[TURN] = gpu + 1
+                return gpu, looked
+            gpu += 1
+    best = lowest = NONE
+    for rank in range(begin, end):
+        for i in range(rank_at[rank], rank_at[rank + 1]):
+            looked += 1
+            state = row_states[i]
+            lowest = min(lowest, first[state])
+            best = min(best, following(bits, levels, state, turn))
+        if lowest != NONE:
+            break
+    if best == NONE:
+        best = lowest
+    if best != NONE:
+        totals[TURN] = best + 1
+    return best, looked
+
+
+@_inner
+def move(
+    bits: Words,
+    levels: Ints,
+    first: SmallInts,
+    state_of: SmallInts,
+    weights: SmallInts,
+    totals: Ints,
+    gpu: int,
+    new: int,
+) -> None:
+    """Take a GPU to another state and keep index and totals true."""
+    old = state_of[gpu]
+    if old >= 0:
+        erase(bits, levels, first, old, gpu)
+        insert(bits, levels, first, new, gpu)
+        state_of[gpu] = new
+    else:
+        state_of[gpu] = ~new
+        old = ~old
+    before, after = weights[old, 0], weights[new, 0]
+    totals[OCCUPIED] += after - before
+    totals[ACTIVE] += (after > 0) - (before > 0)
+    totals[FRAGMENTATION] += weights[new, 1] - weights[old, 1]
+
+
 @njit(cache=True, nogil=True)
 def _enter_all(gpus: Gpus) -> None:
-    everyone = gpus.bits.shape[0] - 1
     for gpu in range(gpus.state_of.size):
-        _insert(gpus, everyone, gpu)
-        _insert(gpus, gpus.state_of[gpu], gpu)
+        insert(gpus.bits, gpus.levels, gpus.first, gpus.first.size - 1, gpu)
+        insert(gpus.bits, gpus.levels, gpus.first, gpus.state_of[gpu], gpu)
 
 
 @njit(cache=True, nogil=True)
 def set_schedulable(gpus: Gpus, gpu: int, schedulable: bool) -> None:
     """Take a GPU out of scheduling, or let it back in."""
-    if gpus.schedulable[gpu] == schedulable:
+    state = gpus.state_of[gpu]
+    if (state >= 0) == schedulable:
         return
-    gpus.schedulable[gpu] = schedulable
-    everyone = gpus.bits.shape[0] - 1
+    gpus.state_of[gpu] = ~state
     if schedulable:
-        _insert(gpus, everyone, gpu)
-        _insert(gpus, gpus.state_of[gpu], gpu)
+        insert(gpus.bits, gpus.levels, gpus.first, gpus.first.size - 1, gpu)
+        insert(gpus.bits, gpus.levels, gpus.first, ~state, gpu)
     else:
-        _erase(gpus, everyone, gpu)
-        _erase(gpus, gpus.state_of[gpu], gpu)
-
-
-@njit(cache=True, nogil=True)
-def choose(tables: Tables, gpus: Gpus, kind: int) -> tuple[int, int]:
-    """The GPU the policy picks for a kind of request, or NONE; and how many states were looked at.
-
-    States stand best first; the search ends with the first rank that has a GPU.
-    """
-    begin, end = tables.row_at[kind], tables.row_at[kind + 1]
-    if tables.rotates:
-        return _choose_in_turn(tables, gpus, kind, begin, end)
-    best = NONE
-    rank = -1
-    for i in range(begin, end):
-        if tables.row_ranks[i] != rank:
-            if best < NONE:
-                return best, i - begin
-            rank = tables.row_ranks[i]
-        best = min(best, gpus.first[tables.row_states[i]])
-    return best, end - begin
-
-
-@njit(cache=True, nogil=True)
-def _choose_in_turn(tables: Tables, gpus: Gpus, kind: int, begin: int, end: int) -> tuple[int, int]:
-    turn = gpus.totals[TURN]
-    looked = 0
-    if begin < end and tables.row_ranks[begin] == tables.row_ranks[end - 1]:
-        everyone = gpus.bits.shape[0] - 1
-        gpu = turn
-        for _ in range(LOOK_AHEAD):
-            gpu = _next(gpus, everyone, gpu)
-            if gpu == NONE:
-                break
-            looked += 1
-            if tables.choice[kind, gpus.state_of[gpu]] != LEFT_OUT:
-                gpus.totals[TURN] = gpu + 1
-                return gpu, looked
-            gpu += 1
-    following = lowest = NONE
-    rank = -1
-    for i in range(begin, end):
-        if tables.row_ranks[i] != rank:
-            if lowest < NONE:
-                break
-            rank = tables.row_ranks[i]
-        looked += 1
-        state = tables.row_states[i]
-        lowest = min(lowest, gpus.first[state])
-        following = min(following, _next(gpus, state, turn))
-    best = lowest if following == NONE else following
-    if best != NONE:
-        gpus.totals[TURN] = best + 1
-    return best, looked
-
-
-@njit(cache=True, nogil=True)
-def put(tables: Tables, gpus: Gpus, gpu: int, placement: int) -> None:
-    """Create an instance; the placement must be legal there."""
-    old = gpus.state_of[gpu]
-    _move(tables, gpus, gpu, old, tables.after_place[old, placement])
-
-
-@njit(cache=True, nogil=True)
-def take_out(tables: Tables, gpus: Gpus, gpu: int, placement: int) -> None:
-    """End an instance that is there."""
-    old = gpus.state_of[gpu]
-    _move(tables, gpus, gpu, old, tables.after_release[old, placement])
-
-
-@njit(cache=True, nogil=True)
-def _move(tables: Tables, gpus: Gpus, gpu: int, old: int, new: int) -> None:
-    if gpus.schedulable[gpu]:
-        _erase(gpus, old, gpu)
-        _insert(gpus, new, gpu)
-    gpus.state_of[gpu] = new
-    before, after = tables.taken[old], tables.taken[new]
-    gpus.totals[OCCUPIED] += after - before
-    gpus.totals[ACTIVE] += (after > 0) - (before > 0)
-    gpus.totals[FRAGMENTATION] += tables.fragmentation[new] - tables.fragmentation[old]
+        erase(gpus.bits, gpus.levels, gpus.first, gpus.first.size - 1, gpu)
+        erase(gpus.bits, gpus.levels, gpus.first, state, gpu)
 
 
 @njit(cache=True, nogil=True)
 def arrive(tables: Tables, gpus: Gpus, kind: int) -> tuple[int, int, int]:
     """Decide a request and carry it out: GPU, placement or LEFT_OUT, and states looked at."""
-    gpu, looked = choose(tables, gpus, kind)
+    after_place, _, weights, row_at, rank_at, row_states, choice, rotates = tables
+    state_of, bits, levels, first, totals = gpus
+    if rotates:
+        gpu, looked = choose_in_turn(
+            row_at, rank_at, row_states, choice, state_of, bits, levels, first, totals, kind
+        )
+    else:
+        gpu, looked = choose_lowest(row_at, rank_at, row_states, first, kind)
     if gpu == NONE:
         return gpu, LEFT_OUT, looked
-    placement = tables.choice[kind, gpus.state_of[gpu]]
+    state = state_of[gpu]
+    placement = choice[kind, state]
     if placement < 0:
         return gpu, LEFT_OUT, looked
-    put(tables, gpus, gpu, placement)
+    new = after_place[state, placement]
+    move(bits, levels, first, state_of, weights, totals, gpu, new)
     return gpu, placement, looked
+
+
+@njit(cache=True, nogil=True)
+def take_out(tables: Tables, gpus: Gpus, gpu: int, placement: int) -> None:
+    """End an instance that is there."""
+    state = gpus.state_of[gpu]
+    new = tables.after_release[state if state >= 0 else ~state, placement]
+    move(
+        gpus.bits,
+        gpus.levels,
+        gpus.first,
+        gpus.state_of,
+        tables.weights,
+        gpus.totals,
+        gpu,
+        new,
+    )

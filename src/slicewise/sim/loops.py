@@ -1,23 +1,27 @@
-"""The experiments' inner loops, compiled. Their readable twins are in `by_engine`."""
+"""The experiments' inner loop, compiled. Its readable twin is in `by_engine`."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
-from numba import njit
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
 from slicewise.sim.kernel import (
     ACTIVE,
     FRAGMENTATION,
-    LEFT_OUT,
+    NONE,
     OCCUPIED,
     Gpus,
     Ints,
+    SmallInts,
     Tables,
-    arrive,
-    take_out,
+    choose_in_turn,
+    choose_lowest,
+    move,
 )
 
 
@@ -28,11 +32,9 @@ class Departures(NamedTuple):
     again, its instance is gone. Instances that leave in the same slot form a chain.
     """
 
-    gpu: npt.NDArray[np.int32]
-    placement: npt.NDArray[np.int32]
-    chain: npt.NDArray[np.int32]
-    """By slot of arrival: the next one that leaves in the same slot, or -1."""
-    leaving: npt.NDArray[np.int32]
+    guests: SmallInts
+    """By slot of arrival: GPU, placement, and the next that leaves in the same slot or -1."""
+    leaving: SmallInts
     """By slot: the first in the chain of those who leave then, or -1."""
 
 
@@ -40,108 +42,101 @@ def new_departures(longest: int) -> Departures:
     """No one is there yet."""
     ring = longest + 1
     return Departures(
-        np.zeros(ring, np.int32),
-        np.zeros(ring, np.int32),
-        np.full(ring, -1, np.int32),
+        np.full((ring, 4), -1, np.int32),  # a fourth column, so that no guest spans cache lines
         np.full(ring, -1, np.int32),
     )
 
 
-@njit(cache=True, nogil=True)
-def _depart(tables: Tables, gpus: Gpus, departures: Departures, slot: int) -> None:
-    at = slot % departures.leaving.size
-    who = departures.leaving[at]
-    departures.leaving[at] = -1
-    while who >= 0:
-        take_out(tables, gpus, departures.gpu[who], departures.placement[who])
-        who = departures.chain[who]
+@intrinsic
+def _prefetch(typingctx: Any, array: Any, offset: Any) -> Any:
+    """Have the processor fetch an element of an array early, counted from its beginning."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        address = builder.bitcast(builder.gep(data, [args[1]]), ir.IntType(8).as_pointer())
+        number = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [address.type, number, number, number])
+        insert: Any = cgutils.get_or_insert_function
+        function = insert(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(function, [address, number(1), number(3), number(1)])  # write, keep, data
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64), codegen
+
+
+prefetch: Any = _prefetch
 
 
 @njit(cache=True, nogil=True)
-def _stay(departures: Departures, slot: int, lifetime: int, gpu: int, placement: int) -> None:
-    who = slot % departures.gpu.size
-    end = (slot + lifetime) % departures.leaving.size
-    departures.gpu[who] = gpu
-    departures.placement[who] = placement
-    departures.chain[who] = departures.leaving[end]
-    departures.leaving[end] = who
-
-
-PUBLISHED_COLUMNS = ("arrivals", "accepted", "scheduled", "occupied", "active", "fragmentation")
-"""What `published` keeps per demand bin; the first two count, the others are read at its end."""
-
-
-@njit(cache=True, nogil=True)
-def published(
+def advance(
     tables: Tables,
     gpus: Gpus,
     departures: Departures,
     kinds: Ints,
     lifetimes: Ints,
-    bins: Ints,
-    out: Ints,
-) -> None:
-    """Fill the cluster up once; ``out`` (bin by column) must come zeroed."""
-    scheduled = 0
-    reached = 0
-    for slot in range(kinds.size):
-        _depart(tables, gpus, departures, slot)
-        here = bins[slot]
-        while reached < here:  # a bin that no request ends in keeps the state before it
-            reached += 1
-            out[reached, 2:] = out[reached - 1, 2:]
-        gpu, placement, _ = arrive(tables, gpus, kinds[slot])
-        out[here, 0] += 1
-        if placement != LEFT_OUT:
-            scheduled += 1
-            out[here, 1] += 1
-            _stay(departures, slot, lifetimes[slot], gpu, placement)
-        out[here, 2] = scheduled
-        out[here, 3] = gpus.totals[OCCUPIED]
-        out[here, 4] = gpus.totals[ACTIVE]
-        out[here, 5] = gpus.totals[FRAGMENTATION]
-
-
-STEADY_COLUMNS = (
-    "arrivals",
-    "rejected",
-    "slices",
-    "rejected_slices",
-    "occupied",
-    "active",
-    "fragmentation",
-    "states_examined",
-)
-"""What `steady` sums over the measured slots."""
-
-
-@njit(cache=True, nogil=True)
-def steady(
-    tables: Tables,
-    gpus: Gpus,
-    departures: Departures,
-    kinds: Ints,
-    lifetimes: Ints,
-    sizes: Ints,
     begin: int,
-    measure_from: int,
-    sums: Ints,
+    trace: SmallInts,
 ) -> None:
-    """Go through the slots from ``begin`` on, one for each arrival given, adding to ``sums``."""
+    """Go through the slots from ``begin`` on, one for each arrival, and fill in the trace.
+
+    The trace has a row a slot, with the columns of `experiment.TRACE`.
+    """
+    after_place, after_release, weights, row_at, rank_at, row_states, choice, rotates = tables
+    state_of, bits, levels, first, totals = gpus
+    guests, leaving = departures
+    ring = leaving.size
+    at = begin % ring
     for i in range(kinds.size):
-        slot = begin + i
-        _depart(tables, gpus, departures, slot)
-        gpu, placement, looked = arrive(tables, gpus, kinds[i])
-        if placement != LEFT_OUT:
-            _stay(departures, slot, lifetimes[i], gpu, placement)
-        if slot >= measure_from:
-            size = sizes[kinds[i]]
-            sums[0] += 1
-            sums[2] += size
-            if placement == LEFT_OUT:
-                sums[1] += 1
-                sums[3] += size
-            sums[4] += gpus.totals[OCCUPIED]
-            sums[5] += gpus.totals[ACTIVE]
-            sums[6] += gpus.totals[FRAGMENTATION]
-            sums[7] += looked
+        # In a large cluster nearly every departure finds its GPU outside the cache. Who leaves
+        # when is known beforehand, so what will be touched is asked for some slots ahead.
+        if at + 24 < ring:
+            who = leaving[at + 24]
+            if who >= 0:
+                prefetch(guests, np.int64(who) * 4)
+            who = leaving[at + 16]
+            if who >= 0:
+                prefetch(state_of, np.int64(guests[who, 0]))
+            who = leaving[at + 8]
+            if who >= 0:
+                gpu = guests[who, 0]
+                word = np.int64(gpu >> 6) * first.size
+                prefetch(bits, word + state_of[gpu])
+                prefetch(bits, word + after_release[state_of[gpu], guests[who, 1]])
+        if i + 8 < kinds.size:
+            prefetch(leaving, (at + 8 + lifetimes[i + 8]) % ring)
+
+        # Terminations first.
+        who = leaving[at]
+        leaving[at] = -1
+        while who >= 0:
+            gpu = guests[who, 0]
+            new = after_release[state_of[gpu], guests[who, 1]]
+            move(bits, levels, first, state_of, weights, totals, gpu, new)
+            who = guests[who, 2]
+
+        # Then the arrival.
+        kind = kinds[i]
+        if rotates:
+            gpu, looked = choose_in_turn(
+                row_at, rank_at, row_states, choice, state_of, bits, levels, first, totals, kind
+            )
+        else:
+            gpu, looked = choose_lowest(row_at, rank_at, row_states, first, kind)
+        placement = -1 if gpu == NONE else choice[kind, state_of[gpu]]
+        if placement >= 0:
+            new = after_place[state_of[gpu], placement]
+            move(bits, levels, first, state_of, weights, totals, gpu, new)
+            end = (at + lifetimes[i]) % ring
+            guests[at, 0] = gpu
+            guests[at, 1] = placement
+            guests[at, 2] = leaving[end]
+            leaving[end] = at
+
+        trace[i, 0] = placement >= 0
+        trace[i, 1] = looked
+        trace[i, 2] = totals[OCCUPIED]
+        trace[i, 3] = totals[ACTIVE]
+        trace[i, 4] = totals[FRAGMENTATION]
+        at += 1
+        if at == ring:
+            at = 0

@@ -79,9 +79,9 @@ def mean_fragmentation(outcome: Outcome, labels: Labels | None = None) -> list[R
 _STEADY: dict[str, Callable[[Floats, float, float], Ratio]] = {
     "rejected_share": lambda s, slices, gpus: Ratio(s[:, 1], s[:, 0]),
     "rejected_slices_share": lambda s, slices, gpus: Ratio(s[:, 3], s[:, 2]),
-    "utilization_percent": lambda s, slices, gpus: Ratio(100 * s[:, 4], s[:, 0] * slices),
-    "active_gpus_percent": lambda s, slices, gpus: Ratio(100 * s[:, 5], s[:, 0] * gpus),
-    "fragmentation": lambda s, slices, gpus: Ratio(s[:, 6], s[:, 0] * gpus),
+    "utilization_percent": lambda s, slices, gpus: Ratio(100 * s[:, 5], s[:, 0] * slices),
+    "active_gpus_percent": lambda s, slices, gpus: Ratio(100 * s[:, 6], s[:, 0] * gpus),
+    "fragmentation": lambda s, slices, gpus: Ratio(s[:, 7], s[:, 0] * gpus),
 }
 """The figures of the steady experiment, from its sums by run."""
 

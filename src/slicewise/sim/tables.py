@@ -46,29 +46,30 @@ def compile_tables(models: Models, policy: TablePolicy) -> Tables:
     from slicewise.sim.kernel import Tables
 
     rows = [build_row(policy, models.states, request) for request in models.requests]
-    fragmentation = [
-        score_table(state.geometry, Reading.PARTIAL)[state.mask] for state in models.states
+    sizes = [np.bincount(row.ranks >> RANK_SHIFT, minlength=len(row.keys)) for row in rows]
+    weights = [
+        (state.mask.bit_count(), score_table(state.geometry, Reading.PARTIAL)[state.mask])
+        for state in models.states
     ]
     return Tables(
         after_place=_transitions(models, [space.after_place for space in models.spaces]),
         after_release=_transitions(models, [space.after_release for space in models.spaces]),
-        taken=np.array([state.mask.bit_count() for state in models.states], np.int64),
-        fragmentation=np.array(fragmentation, np.int64),
-        row_at=np.cumsum([0] + [len(row.states) for row in rows], dtype=np.int64),
-        row_states=np.concatenate([row.states for row in rows]),
-        row_ranks=np.concatenate([row.ranks >> RANK_SHIFT for row in rows]),
-        choice=np.array([row.placement for row in rows], np.int64),
+        weights=np.array(weights, np.int32),
+        row_at=np.cumsum([0] + [len(row.keys) for row in rows], dtype=np.int32),
+        rank_at=np.cumsum(np.concatenate([[0], *sizes]), dtype=np.int32),
+        row_states=np.concatenate([row.states for row in rows]).astype(np.int32),
+        choice=np.array([row.placement for row in rows], np.int32),
         rotates=policy.ties is Ties.ROTATE,
     )
 
 
 def _transitions(
     models: Models, tables: Sequence[tuple[tuple[int, ...], ...]]
-) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:
     width = max(len(table[0]) for table in tables)
-    packed = np.full((len(models.states), width), ILLEGAL, np.int64)
+    packed = np.full((len(models.states), width), ILLEGAL, np.int32)
     for base, table in zip(models.empty_state, tables, strict=True):
-        part = np.array(table, np.int64)
+        part = np.array(table, np.int32)
         part[part != ILLEGAL] += base
         packed[base : base + len(table), : part.shape[1]] = part
     return packed

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from slicewise.sim.mix import Mix
 
 Ints = npt.NDArray[np.int64]
+SmallInts = npt.NDArray[np.int32]
 
 BINS = 20
 """Results of the published experiment are kept per 5 points of demand."""

@@ -1,0 +1,1 @@
+"""The command line: wires the real parts together, and holds no logic of its own."""

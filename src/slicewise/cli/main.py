@@ -1,0 +1,76 @@
+"""The `slicewise` command: every subcommand, and the one place where errors become a line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+import slicewise
+from slicewise.cli import geometry_command, policies, reproduce, score, simulate
+from slicewise.core.errors import SlicewiseError
+
+app = typer.Typer(
+    name="slicewise",
+    help="Fragmentation-aware scheduling of NVIDIA Multi-Instance GPUs.",
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("geometry")(geometry_command.geometry)
+app.command("score")(score.score)
+app.command("policies")(policies.policies)
+app.command("simulate")(simulate.simulate)
+app.command("reproduce")(reproduce.reproduce)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: bool = typer.Option(False, "--version", help="Print the version and exit."),
+) -> None:
+    if version:
+        typer.echo(f"slicewise {slicewise.__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def run(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit: 0 well, 2 refused, 130 interrupted."""
+    sys.exit(exit_status(sys.argv[1:] if arguments is None else arguments))
+
+
+def exit_status(arguments: Sequence[str]) -> int:
+    """Run the command line; what went wrong is printed as one line."""
+    try:
+        status = app(list(arguments), prog_name="slicewise", standalone_mode=False)
+    except SlicewiseError as error:
+        return _refuse(str(error))
+    except typer.TyperException as error:
+        return _refuse(_usage_problem(error))
+    except (typer.Abort, KeyboardInterrupt):
+        typer.echo("interrupted", err=True)
+        return 130
+    except BrokenPipeError:
+        # The reader of our output went away (`slicewise ... | head`): nothing is wrong. What is
+        # still buffered must go nowhere, or Python complains about it at exit.
+        sys.stdout = None
+        return 0
+    except MemoryError:
+        return _refuse("not enough memory for this; try fewer --gpus or --workers")
+    return status if isinstance(status, int) else 0
+
+
+def _usage_problem(error: typer.TyperException) -> str:
+    formatted = getattr(error, "format_message", error.__str__)()
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "slicewise"
+    return f"{formatted.strip()} (see '{command} --help')"
+
+
+def _refuse(problem: str) -> int:
+    one_line = " ".join(problem.split())
+    typer.echo(f"slicewise: error: {one_line}", err=True)
+    return 2

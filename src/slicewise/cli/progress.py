@@ -1,0 +1,70 @@
+"""A progress bar with the time left, on standard error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from slicewise.sim.experiment import Experiment, Tick
+from slicewise.sim.runner import Outcome, run_experiment, total_units
+
+
+def run_with_progress(experiment: Experiment, workers: int | None, unit: str) -> Outcome:
+    """Run an experiment and show how far it is."""
+    console = Console(stderr=True, highlight=False)
+    slow = [policy.name for policy in experiment.policies if experiment.slow(policy)]
+    if slow:
+        console.print(f"On the slow path, GPU by GPU: {', '.join(slow)}")
+    show = _bar if console.is_terminal else _lines
+    with show(console, total_units(experiment), unit) as tick:
+        outcome = run_experiment(experiment, workers, tick)
+    if outcome.interrupted:
+        console.print("Interrupted: the results are of the runs that were finished.")
+    return outcome
+
+
+@contextmanager
+def _bar(console: Console, total: int, unit: str) -> Iterator[Tick]:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        MofNCompleteColumn(),
+        TextColumn(unit),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("preparing (the first time compiles)", total=total)
+
+        def tick(units: int) -> None:
+            progress.update(task, advance=units, description="simulating")
+
+        yield tick
+
+
+@contextmanager
+def _lines(console: Console, total: int, unit: str) -> Iterator[Tick]:
+    """For logs and pipes: a line every tenth of the way."""
+    done = tenths = 0
+
+    def tick(units: int) -> None:
+        nonlocal done, tenths
+        done += units
+        if done * 10 // total > tenths:
+            tenths = done * 10 // total
+            console.print(f"simulating: {tenths}0% of {total} {unit}", soft_wrap=True)
+
+    yield tick

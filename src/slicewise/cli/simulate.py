@@ -1,0 +1,174 @@
+"""`slicewise simulate`: any policies, any distribution, any cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from slicewise.cli.options import (
+    AsJson,
+    ExperimentName,
+    GeometryFiles,
+    ModelName,
+    Workers,
+    chosen_geometry,
+    chosen_mixes,
+    chosen_policies,
+    positive_workers,
+)
+from slicewise.cli.output import Row, as_csv, as_json, prepare_file, write_text
+from slicewise.cli.progress import run_with_progress
+from slicewise.core.errors import SlicewiseError
+from slicewise.sim.experiment import Experiment, Published, Steady
+from slicewise.sim.results import published_rows, steady_rows
+from slicewise.sim.runner import Outcome
+from slicewise.sim.workload import Lifetime
+
+DEFAULT_POLICIES = ["mfi", "mfi-overlap", "first-fit", "best-fit", "worst-fit", "round-robin"]
+
+
+def simulate(
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(help="A policy; give several, or commas between (default: all feasible)."),
+    ] = None,
+    distribution: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="uniform, skew-small, skew-big, bimodal, or 1g.10gb=0.5,7g.80gb=0.5; "
+            "several may be given (default: uniform)."
+        ),
+    ] = None,
+    model: ModelName = None,
+    geometry: GeometryFiles = None,
+    gpus: Annotated[int, typer.Option(help="GPUs in the cluster.")] = 100,
+    runs: Annotated[int, typer.Option(help="Independent runs.")] = 20,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same result.")] = 1,
+    experiment: Annotated[
+        ExperimentName, typer.Option(help="Fill up once, or go on at a constant load.")
+    ] = ExperimentName.PUBLISHED,
+    load: Annotated[float, typer.Option(help="Steady: offered load, 1 is all slices.")] = 0.85,
+    lifetimes: Annotated[int, typer.Option(help="Steady: longest lifetimes to run for.")] = 40,
+    warmup: Annotated[int, typer.Option(help="Steady: of these, left unmeasured.")] = 3,
+    lifetime: Annotated[
+        Lifetime, typer.Option(help="Published: the rule for the longest lifetime.")
+    ] = Lifetime.CAPACITY,
+    workers: Workers = None,
+    json: AsJson = False,
+    csv: Annotated[Path | None, typer.Option(help="Also write the rows to this file.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Also draw them: .png or .svg.")] = None,
+) -> None:
+    """Compare policies on the same arrivals, with 95% intervals over the runs."""
+    chosen = chosen_geometry(model, geometry)
+    mixes = chosen_mixes(distribution or ["uniform"], chosen)
+    policies = chosen_policies(policy or DEFAULT_POLICIES)
+    what: Experiment
+    if experiment is ExperimentName.PUBLISHED:
+        what = Published(mixes, policies, gpus, runs, seed, lifetime=lifetime)
+    else:
+        what = Steady(
+            mixes, policies, gpus, runs, seed, load=load, lifetimes=lifetimes, warmup=warmup
+        )
+    if plot is not None and plot.suffix not in (".png", ".svg"):
+        raise SlicewiseError(f"--plot {str(plot)!r} must end in .png or .svg")
+    prepare_file(csv)
+    prepare_file(plot)
+    unit = "runs" if isinstance(what, Published) else "slots"
+    outcome = run_with_progress(what, positive_workers(workers), unit)
+    rows: list[Row] = [*(published_rows if isinstance(what, Published) else steady_rows)(outcome)]
+    if csv is not None:
+        write_text(csv, as_csv(rows))
+    if plot is not None:
+        _plot(what, rows, plot)
+    if json:
+        typer.echo(as_json(_document(outcome, experiment, rows)), nl=False)
+    elif isinstance(what, Published):
+        _print_published(rows)
+    else:
+        _print_steady(rows)
+    for path in filter(None, (csv, plot)):
+        Console(stderr=True).print(f"Written: {path}", highlight=False)
+
+
+def _document(outcome: Outcome, name: ExperimentName, rows: list[Row]) -> dict[str, object]:
+    experiment = outcome.experiment
+    return {
+        "experiment": str(name),
+        "model": experiment.mixes[0].geometry.model,
+        "gpus": experiment.gpus,
+        "runs": experiment.runs,
+        "seed": experiment.seed,
+        "interrupted": outcome.interrupted,
+        "results": rows,
+    }
+
+
+_Columns = dict[str, tuple[str, float, int]]
+"""By heading: the figure, what to multiply it with, and how many digits to show."""
+
+
+def _print_steady(rows: list[Row]) -> None:
+    first = rows[0]["compared_with"]
+    columns: _Columns = {
+        "rejected %": ("rejected_share", 100, 2),
+        "of slices": ("rejected_slices_share", 100, 2),
+        "util. %": ("utilization_percent", 1, 1),
+        "active %": ("active_gpus_percent", 1, 1),
+        "F": ("fragmentation", 1, 2),
+        f"vs {first}": ("rejected_share_difference", 100, 2),
+    }
+    gpus, load, runs = (rows[0][name] for name in ("gpus", "load", "runs"))
+    title = f"{gpus} GPUs at load {load:g}, {runs} runs; vs {first}: rejected %, paired"
+    _print_by_distribution(rows, columns, title)
+
+
+def _print_published(rows: list[Row]) -> None:
+    columns: _Columns = {
+        "acceptance": ("acceptance_rate", 1, 3),
+        "sched/mfi": ("scheduled_ratio_to_mfi", 1, 3),
+        "util. %": ("utilization_percent", 1, 1),
+        "active %": ("active_gpus_percent", 1, 1),
+        "F": ("fragmentation", 1, 2),
+    }
+    at_85 = [row for row in rows if row["demand"] == 0.85]
+    _print_by_distribution(at_85, columns, "at 85% demand (all demand bins: --json or --csv)")
+
+
+def _print_by_distribution(rows: list[Row], columns: _Columns, title: str) -> None:
+    table = Table(box=None, padding=(0, 1, 0, 0), caption=f"{title}; ± is a 95% interval over runs")
+    table.add_column("", no_wrap=True)
+    for heading in columns:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for distribution in dict.fromkeys(str(row["distribution"]) for row in rows):
+        table.add_row(Text(distribution, "bold"))
+        for row in rows:
+            if row["distribution"] == distribution:
+                cells = (_cell(row, *column) for column in columns.values())
+                table.add_row(Text(f"  {row['policy']}"), *cells)
+    Console().print(table)
+
+
+def _cell(row: Row, figure: str, scale: float, digits: int) -> str:
+    value, interval = row[figure], row[f"{figure}_ci95"]
+    if not isinstance(value, (int, float)):
+        return "-"
+    text = f"{value * scale:.{digits}f}"
+    if not isinstance(interval, list):
+        return text
+    return f"{text}±{(interval[1] - interval[0]) / 2 * scale:.{digits}f}"
+
+
+def _plot(experiment: Experiment, rows: list[Row], path: Path) -> None:
+    from slicewise.figures.bars import steady_bars
+    from slicewise.figures.demand import demand_curves
+    from slicewise.figures.save import save_as
+
+    if isinstance(experiment, Steady):
+        save_as(steady_bars(rows), path)
+    else:
+        save_as(demand_curves(rows, experiment.mixes[0].name), path)

@@ -1,0 +1,1 @@
+"""Drawings: rows of results and GPUs as figures. Needs matplotlib (the extra ``lab``)."""

@@ -1,0 +1,1 @@
+"""The paper: its published figures as data, and how ours compare with them."""

@@ -1,0 +1,183 @@
+"""Every command as a person would type it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slicewise.cli.main import exit_status, run
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert exit_status(arguments) == 0, capsys.readouterr().err
+    return capsys.readouterr().out
+
+
+def test_score_follows_the_papers_example(capsys: pytest.CaptureFixture[str]) -> None:
+    document = json.loads(printed(capsys, "score", "11000100", "--model", "A100-80GB", "--json"))
+    assert document["model"] == "A100-80GB"
+    assert document["mask"] == "11000100"
+    assert document["score"] == {"partial": 16, "overlap": 23}
+    three = document["by_profile"]["3g.40gb"]
+    assert three["partial"] == {"score": 8, "blocked_starts": [0, 4]}
+    assert three["fragmented"] is True
+    assert document["by_profile"]["7g.80gb"]["fits_by_size"] is False
+    for reading in ("partial", "overlap"):
+        parts = [p[reading]["score"] for p in document["by_profile"].values()]
+        assert sum(parts) == document["score"][reading]
+    text = printed(capsys, "score", "11000100")
+    assert "2x4 = 8" in text
+    assert [line.split() for line in text.splitlines() if line.startswith("F ")] == [
+        ["F", "16", "23"]
+    ]
+
+
+def test_geometry_lists_and_draws(capsys: pytest.CaptureFixture[str]) -> None:
+    listed = json.loads(printed(capsys, "geometry", "--json"))
+    assert len(listed) == 28
+    assert printed(capsys, "geometry").count("\n") > 28
+    drawn = printed(capsys, "geometry", "a100")
+    assert "A100-80GB" in drawn
+    assert "7g.80gb" in drawn
+    one = json.loads(printed(capsys, "geometry", "H200", "--json"))
+    assert one["model"] == "H200-141GB"
+
+
+def test_a_gpu_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(EXAMPLES / "my-gpu.toml")
+    mine = json.loads(printed(capsys, "geometry", "--geometry", file, "--json"))
+    assert len(mine) == 29
+    text = printed(capsys, "simulate", "--geometry", file, "--gpus", "5", "--runs", "2",
+                   "--workers", "1")  # fmt: skip
+    assert "first-fit" in text
+
+
+def test_policies_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    listed = {row["name"]: row for row in json.loads(printed(capsys, "policies", "--json"))}
+    assert listed["mfi"]["decides"] == "constant time"
+    assert "round-robin-strict" in printed(capsys, "policies")
+
+
+def test_simulate_published(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out, plot = tmp_path / "rows.csv", tmp_path / "plot.svg"
+    text = printed(
+        capsys, "simulate", "--policy", "mfi,first-fit", "--policy", "round-robin", "--gpus", "10",
+        "--runs", "3", "--workers", "1", "--json", "--csv", str(out), "--plot", str(plot),
+    )  # fmt: skip
+    document = json.loads(text)
+    assert document["experiment"] == "published"
+    rows = document["results"]
+    assert len(rows) == 3 * 20
+    with out.open(newline="") as file:
+        table = list(csv.DictReader(file))
+    assert len(table) == len(rows)
+    assert float(table[17]["acceptance_rate"]) == rows[17]["acceptance_rate"]
+    assert plot.read_text().startswith("<?xml")
+    assert "round-robin" in printed(
+        capsys, "simulate", "--policy", "round-robin", "--gpus", "5", "--runs", "1", "--workers",
+        "1", "--lifetime", "saturation",
+    )  # fmt: skip
+
+
+def test_simulate_steady(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    plot = tmp_path / "plot.png"
+    command = [
+        "simulate", "--experiment", "steady", "--load", "0.95", "--policy", "mfi,mfi-overlap",
+        "--distribution", "1g.10gb=0.5,7g.80gb=0.5", "--gpus", "10", "--runs", "3", "--lifetimes",
+        "10", "--workers", "1", "--model", "H100-80GB",
+    ]  # fmt: skip
+    document = json.loads(printed(capsys, *command, "--json", "--plot", str(plot)))
+    row = document["results"][1]
+    for key in ("policy", "distribution", "load", "gpus"):
+        assert (
+            row[key]
+            == {
+                "policy": "mfi-overlap",
+                "distribution": "1g.10gb=0.5,7g.80gb=0.5",
+                "load": 0.95,
+                "gpus": 10,
+            }[key]
+        )
+    for figure in (
+        "rejected_share",
+        "rejected_slices_share",
+        "utilization_percent",
+        "active_gpus_percent",
+        "fragmentation",
+        "rejected_share_difference",
+    ):
+        low, high = row[f"{figure}_ci95"]
+        assert low <= row[figure] <= high
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert "mfi-overlap" in printed(capsys, *command)
+
+
+def test_reproduce_writes_everything(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = tmp_path / "a" / "b"
+    text = printed(capsys, "reproduce", "--runs", "3", "--seed", "2", "--out", str(out),
+                   "--workers", "1")  # fmt: skip
+    assert "skew-small" in text
+    assert str(out / "report.html") in text.replace("\n", "")
+    document = json.loads((out / "results.json").read_text())
+    keys = {"distribution", "policy", "demand", "acceptance_rate", "scheduled_ratio_to_mfi",
+            "utilization_percent", "active_gpus_percent", "fragmentation"}  # fmt: skip
+    assert all(keys <= set(row) for row in document["results"])
+    assert {row["policy"] for row in document["results"]} == {"MFI", "BF-BI", "WF-BI", "FF", "RR"}
+    demands = sorted({row["demand"] for row in document["results"]})
+    assert demands == [round(0.05 * i, 2) for i in range(20)]
+    assert len(document["results"]) == 4 * 5 * 20
+    assert (out / "results.csv").read_text().count("\n") == 1 + 400
+    for figure in ("demand-uniform", "bars", "fragmentation"):
+        assert (out / f"{figure}.png").stat().st_size > 10_000
+        assert (out / f"{figure}.svg").stat().st_size > 10_000
+    report = (out / "report.html").read_text()
+    assert "skew-small" in report
+    again = tmp_path / "again"
+    as_json = json.loads(printed(capsys, "reproduce", "--runs", "3", "--seed", "2", "--out",
+                                 str(again), "--workers", "2", "--json"))  # fmt: skip
+    assert as_json == document, "the same on two workers"
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "simulate" in printed(capsys)
+    assert "--distribution" in printed(capsys, "simulate", "--help")
+    assert printed(capsys, "--version").startswith("slicewise 0.")
+    with pytest.raises(SystemExit) as end:
+        run(["--version"])
+    assert end.value.code == 0
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    command = f"{sys.executable} -m slicewise.cli geometry --json | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
+    assert done.stdout == "[\n"
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_ctrl_c_keeps_what_was_finished(tmp_path: Path, workers: str) -> None:
+    """Interrupted for real, once progress shows that the first tenth of the runs is done."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "slicewise.cli", "simulate", "--runs", "50000", "--gpus", "20",
+         "--policy", "mfi,first-fit", "--workers", workers, "--json"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("simulating: 30%"):
+            break
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert "Interrupted" in errors
+    document = json.loads(output)
+    assert document["interrupted"] is True
+    assert {row["policy"] for row in document["results"]} == {"mfi", "first-fit"}

@@ -1,0 +1,144 @@
+"""Bad input costs one clear line and a non-zero exit, never a traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from slicewise.cli.main import exit_status
+
+SIMULATE = ["simulate", "--workers", "1", "--runs", "1", "--gpus", "2"]
+
+
+def outcome(arguments: list[str]) -> tuple[int, str, str]:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = exit_status(arguments)
+    return status, out.getvalue(), err.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["fly"], "No such command 'fly'"),
+        (["score"], "Missing argument 'mask'"),
+        (["score", "1100010"], "'1100010' is not 8 digits"),
+        (["score", "11000100", "--model", "A1000"], "unknown GPU model 'A1000'; did you mean"),
+        (["score", "11000100", "--model", "GB300-DGX-Station-252GB"], "cannot be scheduled"),
+        (["geometry", "T4"], "unknown GPU model 'T4'"),
+        (["geometry", "--geometry", "no-such.toml"], "no-such.toml: cannot be read"),
+        ([*SIMULATE, "--policy", "fifo"], "unknown policy 'fifo'"),
+        ([*SIMULATE, "--policy", "mfi,mfi"], "'mfi' is named twice"),
+        ([*SIMULATE, "--distribution", "normal"], "unknown distribution 'normal'"),
+        ([*SIMULATE, "--distribution", "uniform", "--distribution", "uniform"], "named twice"),
+        ([*SIMULATE, "--distribution", "1g.10gb=0.9"], "sums to 0.9, not to 1"),
+        ([*SIMULATE, "--distribution", "1g.11gb=1"], "unknown profile on A100-80GB '1g.11gb'"),
+        ([*SIMULATE, "--gpus", "-4"], "gpus must be 1 to"),
+        ([*SIMULATE, "--runs", "0"], "runs must be 1 to"),
+        ([*SIMULATE, "--seed", "-1"], "seed must be"),
+        ([*SIMULATE, "--workers", "0"], "workers must be"),
+        ([*SIMULATE, "--experiment", "steady", "--load", "-1"], "load -1.0 is not in"),
+        ([*SIMULATE, "--experiment", "steady", "--lifetimes", "2"], "lifetimes must be"),
+        ([*SIMULATE, "--experiment", "sturdy"], "'sturdy' is not one of"),
+        ([*SIMULATE, "--gpus", "many"], "'--gpus': Input should be a valid integer"),
+        ([*SIMULATE, "--csv", "/no/such/folder/x.csv"], "'/no/such/folder/x.csv' cannot be"),
+        ([*SIMULATE, "--plot", "picture.gif"], "must end in .png or .svg"),
+        ([*SIMULATE, "--plot", "/no/such/folder/x.png"], "cannot be written"),
+        (["reproduce"], "Missing option '--out'"),
+        (["reproduce", "--out", "/proc/nowhere"], "'/proc/nowhere' cannot be written"),
+        (["reproduce", "--out", "x", "--runs", "-1"], "runs must be 1 to"),
+        (["reproduce", "--out", "x", "--lifetime", "eternal"], "'eternal' is not one of"),
+    ],
+)
+def test_a_line_that_says_what_is_wrong(arguments: list[str], problem: str) -> None:
+    status, out, err = outcome(arguments)
+    assert status == 2
+    assert out == ""
+    assert err.startswith("slicewise: error: ")
+    assert err.count("\n") == 1
+    assert problem in err
+
+
+def test_a_start_that_leaves_the_gpu_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        'model = "mine"\nmemory_slices = 4\ncompute_slices = 4\n'
+        '[[profile]]\nname = "2g"\nsize = 2\ncompute = 2\nstarts = [0, 3]\n'
+    )
+    status, _, err = outcome(["geometry", "--geometry", str(file)])
+    assert status == 2
+    assert "2g" in err
+    assert "starts: a window of 2 at 3 leaves the GPU's slices 0..3" in err
+
+
+def test_refusing_leaves_no_file_behind(tmp_path: Path) -> None:
+    target = tmp_path / "out.csv"
+    status, _, _ = outcome([*SIMULATE, "--csv", str(target), "--plot", "/no/such/x.png"])
+    assert status == 2
+    assert not target.exists()
+    kept = tmp_path / "kept.csv"
+    kept.write_text("precious")
+    outcome([*SIMULATE, "--csv", str(kept), "--plot", "/no/such/x.png"])
+    assert kept.read_text() == "precious"
+
+
+WORDS = st.sampled_from(
+    ["geometry", "score", "policies", "simulate", "--model", "--geometry", "--json", "--policy",
+     "--distribution", "--gpus", "--runs", "--seed", "--experiment", "--load", "--lifetimes",
+     "--warmup", "--lifetime", "--csv", "--plot", "-h", "--help", "--version", "--", "-", "",
+     "A100-80GB", "A30", "mfi", "first-fit,best-fit", "round-robin-strict", "uniform", "steady",
+     "published", "capacity", "1g.10gb=1", "1g.6gb=0.5,4g.24gb=0.5", "a=b", "=", "11000100", "0000",
+     "-1", "0", "1", "2", "3", "0.5", "nan", "inf", "1e400", "99999999999999999999",
+     "/no/such/dir/f.csv", "/", "\x00", "ünïcode", "💥"]
+)  # fmt: skip
+LINES = st.lists(st.one_of(WORDS, st.text(max_size=6)), max_size=9)
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(command=st.sampled_from(["", "geometry", "score", "policies", "simulate"]), rest=LINES)
+def test_no_command_line_brings_a_traceback(command: str, rest: list[str]) -> None:
+    cheap = ["--workers", "1", "--runs", "1", "--gpus", "2"] if command == "simulate" else []
+    if any(word.isdigit() and int(word) > 3 for word in rest):
+        cheap = ["--workers", "0"]  # refused before anything large is simulated
+    arguments = [word for word in (command,) if word] + cheap + rest
+    if "simulate" in rest:
+        return  # without the cheap settings it would be a real simulation
+    status, _, err = outcome(arguments)
+    assert status in (0, 2)
+    if status:
+        assert err.startswith("slicewise: error: ")
+        assert err.count("\n") == 1
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    text=st.one_of(
+        st.text(),
+        st.builds(
+            lambda size, starts, extra: (
+                f'model = "m"\nmemory_slices = 4\ncompute_slices = 4\n{extra}\n'
+                f'[[profile]]\nname = "p"\nsize = {size}\ncompute = 1\nstarts = {starts}\n'
+            ),
+            st.integers(-2, 6),
+            st.lists(st.integers(-2, 5), max_size=4),
+            st.sampled_from(["", "memory_gb = nan", "x = 1", "memory_slices = 2", "aliases = 3"]),
+        ),
+    )
+)
+def test_no_file_brings_a_traceback(text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    file = tmp_path_factory.mktemp("toml") / "gpu.toml"
+    file.write_bytes(text.encode("utf-8", "surrogatepass"))
+    for arguments in (
+        ["geometry", "--geometry", str(file)],
+        [*SIMULATE, "--geometry", str(file), "--policy", "mfi"],
+    ):
+        status, _, err = outcome(arguments)
+        assert status in (0, 2)
+        if status:
+            assert err.startswith(f"slicewise: error: {file}: ")
+            assert err.count("\n") == 1

@@ -1,0 +1,32 @@
+"""The package as others import it: light, typed, and with a pinned set of names."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import version
+
+import slicewise
+
+
+def test_importing_it_stays_light() -> None:
+    code = (
+        "import sys, slicewise; "
+        "heavy = {'numba', 'matplotlib', 'typer', 'rich', 'multiprocessing'} & set(sys.modules);"
+        "print(sorted(heavy))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_public_names_exist_and_are_pinned() -> None:
+    assert sorted(slicewise.__all__) == slicewise.__all__
+    for name in slicewise.__all__:
+        assert getattr(slicewise, name) is not None
+    public = {name for name in vars(slicewise) if not name.startswith("_")}
+    modules = {"catalog", "cli", "core", "engine", "figures", "paper", "policies", "sim"}
+    assert public - modules <= set(slicewise.__all__) - {"__version__"}
+
+
+def test_the_version_is_the_packages() -> None:
+    assert version("slicewise") == slicewise.__version__
