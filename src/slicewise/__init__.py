@@ -27,6 +27,7 @@ from slicewise.core.request import Need, Reason, Rejection, Request
 from slicewise.core.states import GpuState
 from slicewise.engine.scheduler import Placed, PolicyError, Released, Scheduler
 from slicewise.policies.base import (
+    AdaptivePolicy,
     Policy,
     Preference,
     ScanPolicy,
@@ -40,6 +41,7 @@ from slicewise.policies.registry import policy, policy_names
 __version__ = "0.1.0"
 
 __all__ = [
+    "AdaptivePolicy",
     "Budget",
     "Catalog",
     "Cluster",

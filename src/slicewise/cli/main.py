@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import typer
 
 import slicewise
-from slicewise.cli import geometry_command, policies, reproduce, score, simulate
+from slicewise.cli import bench, geometry_command, policies, reproduce, score, simulate
 from slicewise.core.errors import SlicewiseError
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app.command("score")(score.score)
 app.command("policies")(policies.policies)
 app.command("simulate")(simulate.simulate)
 app.command("reproduce")(reproduce.reproduce)
+app.command("bench")(bench.bench)
 
 
 @app.callback(invoke_without_command=True)

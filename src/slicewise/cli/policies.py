@@ -9,7 +9,7 @@ from rich.text import Text
 
 from slicewise.cli.options import AsJson
 from slicewise.cli.output import as_json
-from slicewise.policies.base import TablePolicy
+from slicewise.policies.base import ScanPolicy
 from slicewise.policies.registry import PolicyLoadError, policy_class, policy_names
 
 
@@ -22,7 +22,7 @@ def policies(json: AsJson = False) -> None:
         except PolicyLoadError as error:
             found.append({"name": name, "decides": "broken", "summary": str(error)})
             continue
-        path = "constant time" if issubclass(cls, TablePolicy) else "scan"
+        path = "scan" if issubclass(cls, ScanPolicy) else "constant time"
         found.append({"name": name, "decides": path, "summary": cls.summary})
     if json:
         typer.echo(as_json(found), nl=False)

@@ -26,12 +26,20 @@ def run_with_progress(experiment: Experiment, workers: int | None, unit: str) ->
     slow = [policy.name for policy in experiment.policies if experiment.slow(policy)]
     if slow:
         console.print(f"On the slow path, GPU by GPU: {', '.join(slow)}")
-    show = _bar if console.is_terminal else _lines
-    with show(console, total_units(experiment), unit) as tick:
+    with progress(total_units(experiment), unit) as tick:
         outcome = run_experiment(experiment, workers, tick)
     if outcome.interrupted:
         console.print("Interrupted: the results are of the runs that were finished.")
     return outcome
+
+
+@contextmanager
+def progress(total: int, unit: str) -> Iterator[Tick]:
+    """A bar on a terminal, a line now and then elsewhere; yields what to call as work is done."""
+    console = Console(stderr=True, highlight=False)
+    show = _bar if console.is_terminal else _lines
+    with show(console, total, unit) as tick:
+        yield tick
 
 
 @contextmanager
@@ -46,11 +54,11 @@ def _bar(console: Console, total: int, unit: str) -> Iterator[Tick]:
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task("preparing (the first time compiles)", total=total)
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("preparing (the first time compiles)", total=total)
 
         def tick(units: int) -> None:
-            progress.update(task, advance=units, description="simulating")
+            bar.update(task, advance=units, description="simulating")
 
         yield tick
 

@@ -20,15 +20,16 @@ NONE = 1 << 61
 class IdSet:
     """A set of ids with its lowest member at hand in ``first``."""
 
-    __slots__ = ("_blocks", "_summary", "first")
+    __slots__ = ("_blocks", "_count", "_summary", "first")
 
     def __init__(self) -> None:
         self._blocks: list[int] = []
         self._summary = 0
+        self._count = 0
         self.first = NONE
 
     def add(self, member: int) -> None:
-        """Put an id in."""
+        """Put an id in that is not in yet."""
         block = member >> _SHIFT
         blocks = self._blocks
         if block >= len(blocks):
@@ -37,6 +38,7 @@ class IdSet:
         if not old:
             self._summary |= 1 << block
         blocks[block] = old | _BIT[member & _LOW]
+        self._count += 1
         if member < self.first:
             self.first = member
 
@@ -45,6 +47,7 @@ class IdSet:
         block = member >> _SHIFT
         left = self._blocks[block] ^ _BIT[member & _LOW]
         self._blocks[block] = left
+        self._count -= 1
         if not left:
             self._summary ^= 1 << block
         if member == self.first:
@@ -84,4 +87,4 @@ class IdSet:
             member = self.next(member + 1)
 
     def __len__(self) -> int:
-        return sum(block.bit_count() for block in self._blocks)
+        return self._count

@@ -14,7 +14,7 @@ from slicewise.core.errors import PlacementError, SlicewiseError
 from slicewise.core.idset import NONE
 from slicewise.core.request import Rejection, Request
 from slicewise.engine.reasons import Reasons
-from slicewise.policies.base import Policy, ScanPolicy, TablePolicy
+from slicewise.policies.base import AdaptivePolicy, Policy, ScanPolicy, TablePolicy
 from slicewise.policies.ranking import PICKED_ONLY, Ranking
 from slicewise.policies.registry import policy as policy_named
 
@@ -56,14 +56,14 @@ class Scheduler:
         self.scans = False
         """Whether decisions take the slow path, GPU by GPU."""
         match self.policy:
-            case TablePolicy():
+            case TablePolicy() | AdaptivePolicy():
                 self._choose = _TableChooser(self.policy, cluster, self._reasons).choose
             case ScanPolicy():
                 self._choose = _ScanChooser(self.policy, cluster, self._reasons).choose
                 self.scans = True
             case _:
                 raise PolicyError(
-                    f"policy {self.policy!r} is neither a TablePolicy nor a ScanPolicy"
+                    f"policy {self.policy!r} is neither a table, an adaptive nor a scan policy"
                 )
 
     def subscribe(self, listener: Callable[[Event], None]) -> None:
@@ -110,8 +110,9 @@ class Scheduler:
 class _TableChooser:
     """Chooses by the index: constant time."""
 
-    def __init__(self, policy: TablePolicy, cluster: Cluster, reasons: Reasons) -> None:
-        self._cluster = cluster
+    def __init__(
+        self, policy: TablePolicy | AdaptivePolicy, cluster: Cluster, reasons: Reasons
+    ) -> None:
         self._reasons = reasons
         self._ranking = Ranking(policy, cluster)
 

@@ -2,8 +2,9 @@
 
 Most policies are *table policies*: how much they like a GPU depends only on the GPU's state and
 the profile, so their preferences are computed once per state and a decision never scans GPUs.
-A policy that needs more derives from `ScanPolicy` and sees the whole cluster, at the price of a
-scan for every request.
+Two kinds need more. A rotating pointer is a tie rule (`Ties.ROTATE`); cluster-wide counts choose
+between tables (`AdaptivePolicy`). Both keep the constant time. Whatever else a policy wants, it
+gets as a `ScanPolicy`: the whole cluster, at the price of a scan for every request.
 """
 
 from __future__ import annotations
@@ -69,6 +70,19 @@ class ScorePolicy(TablePolicy):
             for start in gpu.feasible_starts(profile)
         ]
         return Preference(*min(scored)) if scored else None
+
+
+class AdaptivePolicy(Policy):
+    """A policy that looks at cluster-wide counts to decide which table policy applies now.
+
+    Decisions stay in constant time as long as the counts are (a cluster keeps its totals, and
+    how many GPUs are in each state) and the table policies are few: rows are kept per table
+    policy, so return the same object for the same situation.
+    """
+
+    @abstractmethod
+    def table(self, cluster: Cluster) -> TablePolicy:
+        """The table policy for the next decision."""
 
 
 class Spot(NamedTuple):

@@ -18,7 +18,7 @@ from slicewise.core.cluster import Cluster
 from slicewise.core.idset import NONE
 from slicewise.core.request import Request
 from slicewise.core.states import GpuState
-from slicewise.policies.base import Key, TablePolicy, Ties
+from slicewise.policies.base import AdaptivePolicy, Key, TablePolicy, Ties
 
 RANK_SHIFT = 40
 """Ranks are shifted above all GPU ids, so that a sum orders by rank first and id second."""
@@ -44,6 +44,8 @@ class Row:
     """By state: the placement to make, PICKED_ONLY or LEFT_OUT."""
     keys: list[Key]
     """By rank: (waste, the policy's key)."""
+    rotates: bool
+    """Whether ties go to the next GPU in turn instead of the lowest id."""
 
 
 def build_row(policy: TablePolicy, states: Sequence[GpuState], request: Request) -> Row:
@@ -73,31 +75,36 @@ def build_row(policy: TablePolicy, states: Sequence[GpuState], request: Request)
         ranks=np.array(ranks, np.int64),
         placement=placement,
         keys=keys,
+        rotates=policy.ties is Ties.ROTATE,
     )
 
 
 class Ranking:
-    """The rows of one policy over one cluster, made when first asked for, and its choices."""
+    """The rows of a policy over one cluster, made when first asked for, and its choices."""
 
-    def __init__(self, policy: TablePolicy, cluster: Cluster, keep: int = 256) -> None:
+    def __init__(
+        self, policy: TablePolicy | AdaptivePolicy, cluster: Cluster, keep: int = 256
+    ) -> None:
         self.turn = 0
         """Where a policy that goes round continues."""
         self._policy = policy
-        self._rotates = policy.ties is Ties.ROTATE
         self._cluster = cluster
         self._keep = keep
-        self._rows: OrderedDict[Request, Row] = OrderedDict()
+        self._rows: OrderedDict[tuple[TablePolicy, Request], Row] = OrderedDict()
         self._states_seen = 0
 
     def row(self, request: Request) -> Row:
-        """The row for this kind of request."""
+        """The row for this kind of request, as the policy ranks it now."""
+        policy = self._policy
+        if isinstance(policy, AdaptivePolicy):
+            policy = policy.table(self._cluster)
         states = self._cluster.states
         if len(states) != self._states_seen:
             self._rows.clear()  # a new model joined: every row gets longer
             self._states_seen = len(states)
-        row = self._rows.get(request)
+        row = self._rows.get((policy, request))
         if row is None:
-            row = self._rows[request] = build_row(self._policy, states, request)
+            row = self._rows[policy, request] = build_row(policy, states, request)
             if len(self._rows) > self._keep:
                 self._rows.popitem(last=False)
         return row
@@ -106,7 +113,7 @@ class Ranking:
         """The GPU picked and the placement on it; NONE, LEFT_OUT when there is none."""
         row = self.row(request)
         cluster = self._cluster
-        if self._rotates:
+        if row.rotates:
             gpu = choose_in_turn(cluster, row, self.turn)
             if gpu != NONE:
                 self.turn = gpu + 1

@@ -1,0 +1,123 @@
+"""`slicewise bench`: how long a decision takes, however many GPUs there are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from slicewise.catalog import load_geometry
+from slicewise.cli.options import DEFAULT_MODEL, AsJson, chosen_policies
+from slicewise.cli.output import Row, as_json, prepare_file
+from slicewise.cli.progress import progress
+from slicewise.core.errors import SlicewiseError
+from slicewise.policies.base import TablePolicy
+from slicewise.sim.mix import parse_mix
+
+SIZES = (100, 1_000, 10_000, 100_000, 1_000_000)
+LOAD = 0.85
+
+
+def bench(
+    policy: Annotated[
+        list[str] | None, typer.Option(help="A policy; several may be given (default: mfi).")
+    ] = None,
+    gpus: Annotated[
+        list[int] | None,
+        typer.Option(help="A cluster size; several may be given (default: 100 to a million)."),
+    ] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="All built-in table policies, and longer measurements.")
+    ] = False,
+    json: AsJson = False,
+    plot: Annotated[Path | None, typer.Option(help="Also draw it: .png or .svg.")] = None,
+) -> None:
+    """Time decisions at 85% sustained load: engine, compiled, and the paper's scan beside them."""
+    from slicewise.sim.bench import Plan, benchmark
+
+    names = policy or (_ALL if full else ["mfi"])
+    policies = []
+    for chosen in chosen_policies(names):
+        if not isinstance(chosen, TablePolicy):
+            raise SlicewiseError(
+                f"policy {chosen.name!r} is not a table policy: nothing to compile"
+            )
+        policies.append(chosen)
+    sizes = sorted(set(gpus or SIZES))
+    if not 10 <= sizes[0] <= sizes[-1] <= 10_000_000:
+        raise SlicewiseError("gpus must be 10 to 10000000")
+    if plot is not None and plot.suffix not in (".png", ".svg"):
+        raise SlicewiseError(f"--plot {str(plot)!r} must end in .png or .svg")
+    prepare_file(plot)
+    plan = Plan(140_000, 7_000_000, 1_500_000_000, 150_000_000) if full else Plan()
+    mix = parse_mix("uniform", load_geometry(DEFAULT_MODEL))
+    with progress(len(sizes) * len(policies), "measurements") as tick:
+        decisions, memory = benchmark(mix, policies, sizes, LOAD, plan, tick)
+    if plot is not None:
+        from slicewise.figures.save import save_as
+        from slicewise.figures.scaling import scaling_curves
+
+        save_as(scaling_curves(decisions), plot)
+    if json:
+        typer.echo(as_json({"decisions": decisions, "memory": memory}), nl=False)
+    else:
+        _print(decisions, memory)
+
+
+_ALL = [
+    "mfi",
+    "mfi-overlap",
+    "first-fit",
+    "first-fit-strict",
+    "best-fit",
+    "best-fit-strict",
+    "worst-fit",
+    "worst-fit-strict",
+    "round-robin",
+    "round-robin-strict",
+]
+
+
+def _print(decisions: Sequence[Row], memory: Sequence[Row]) -> None:
+    cells = {(r["policy"], r["path"], r["gpus"]): r for r in decisions}
+    scans = {
+        (r["path"], r["gpus"]): float(str(r["ns_per_decision"]))
+        for r in decisions
+        if str(r["path"]).startswith("scan")
+    }
+    table = Table(box=None, padding=(0, 2, 0, 0), caption=_CAPTION)
+    for heading in ("GPUs", "engine", "compiled", "states", "scan", "numpy scan", "engine MB"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.columns[0].justify = "left"
+    sizes = {(r["policy"], r["gpus"]): float(str(r["engine_bytes"])) for r in memory}
+    for policy in dict.fromkeys(str(row["policy"]) for row in decisions):
+        table.add_row(policy, style="bold")
+        for gpus in dict.fromkeys(row["gpus"] for row in decisions):
+            engine = cells[policy, "engine", gpus]
+            compiled = cells[policy, "compiled", gpus]
+            mine = float(str(compiled["ns_per_decision"]))
+            table.add_row(
+                f"  {gpus:,}",
+                _time(engine["ns_per_decision"]),
+                _time(mine),
+                f"{compiled['states_examined_mean']:.0f}",
+                f"{scans['scan-compiled', gpus] / mine:,.0f} x",
+                f"{scans['scan-numpy', gpus] / mine:,.0f} x",
+                f"{sizes[policy, gpus] / 1e6:.1f}",
+            )
+    Console(highlight=False).print(table)
+
+
+_CAPTION = (
+    "time of a decision and a release at 85% load; states looked at per decision (compiled); "
+    "the paper's scan of all GPUs as a multiple of the compiled time, in the same run"
+)
+
+
+def _time(nanoseconds: object) -> str:
+    value = float(str(nanoseconds))
+    return f"{value / 1000:.1f} us" if value >= 1000 else f"{value:.0f} ns"
