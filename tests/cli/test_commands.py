@@ -146,6 +146,21 @@ def test_reproduce_writes_everything(capsys: pytest.CaptureFixture[str], tmp_pat
     assert as_json == document, "the same on two workers"
 
 
+def test_bench(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    plot = tmp_path / "scaling.png"
+    small = ["bench", "--gpus", "20", "--gpus", "50"]
+    document = json.loads(printed(capsys, *small, "--json", "--plot", str(plot)))
+    assert [(row["path"], row["gpus"]) for row in document["decisions"]] == [
+        (path, gpus)
+        for gpus in (20, 50)
+        for path in ("engine", "scan-compiled", "scan-numpy", "compiled")
+    ]
+    assert {row["load"] for row in document["decisions"]} == {0.85}
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    text = printed(capsys, *small, "--policy", "first-fit,round-robin")
+    assert "round-robin" in text
+
+
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert "simulate" in printed(capsys)
     assert "--distribution" in printed(capsys, "simulate", "--help")

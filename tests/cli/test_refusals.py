@@ -49,6 +49,8 @@ def outcome(arguments: list[str]) -> tuple[int, str, str]:
         ([*SIMULATE, "--csv", "/no/such/folder/x.csv"], "'/no/such/folder/x.csv' cannot be"),
         ([*SIMULATE, "--plot", "picture.gif"], "must end in .png or .svg"),
         ([*SIMULATE, "--plot", "/no/such/folder/x.png"], "cannot be written"),
+        (["bench", "--gpus", "1"], "gpus must be 10 to"),
+        (["bench", "--plot", "x.gif"], "must end in .png or .svg"),
         (["reproduce"], "Missing option '--out'"),
         (["reproduce", "--out", "/proc/nowhere"], "'/proc/nowhere' cannot be written"),
         (["reproduce", "--out", "x", "--runs", "-1"], "runs must be 1 to"),

@@ -15,7 +15,7 @@ IDS = st.one_of(st.integers(0, 40), st.integers(1000, 1050), st.integers(0, 200_
 def test_it_behaves_as_a_sorted_set(changes: list[tuple[bool, int]], floor: int) -> None:
     ours, theirs = IdSet(), set[int]()
     for add, member in changes:
-        if add:
+        if add and member not in theirs:
             ours.add(member)
             theirs.add(member)
         elif member in theirs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slicewise import (
+    AdaptivePolicy,
     Cluster,
     Geometry,
     Instance,
@@ -19,9 +20,11 @@ from slicewise import (
     ScanPolicy,
     Scheduler,
     Spot,
+    TablePolicy,
 )
 from slicewise.engine import scheduler as scheduler_module
 from slicewise.engine.reasons import Reasons
+from slicewise.policies.fits import BestFit, WorstFit
 from slicewise.policies.mfi import Mfi
 from slicewise.policies.ranking import Ranking
 
@@ -82,6 +85,28 @@ def test_a_policy_that_declares_nothing_works_and_says_so(a100: Geometry) -> Non
     assert unknown.reason is Reason.UNKNOWN_PROFILE
 
 
+class SpreadThenPack(AdaptivePolicy):
+    """Spreads while most of the cluster is free, packs after that."""
+
+    name = "spread-then-pack"
+    summary = "Worst-fit up to half full, best-fit above."
+
+    def __init__(self) -> None:
+        self.spread, self.pack = WorstFit(), BestFit()
+
+    def table(self, cluster: Cluster) -> TablePolicy:
+        return self.spread if cluster.free_slices * 2 > cluster.slices else self.pack
+
+
+def test_a_policy_can_look_at_cluster_wide_counts(a100: Geometry) -> None:
+    scheduler = Scheduler(Cluster.of(a100, 2), SpreadThenPack())
+    assert not scheduler.scans
+    placed = [scheduler.submit("3g.40gb") for _ in range(2)] + [scheduler.submit("1g.10gb")]
+    assert [p.gpu for p in placed if isinstance(p, Instance)] == [0, 1, 0]
+    more = [scheduler.submit("2g.20gb"), scheduler.submit("1g.10gb")]
+    assert [p.gpu for p in more if isinstance(p, Instance)] == [0, 0], "it packs now"
+
+
 def test_policies_are_not_trusted(a100: Geometry) -> None:
     cluster = Cluster.of(a100, 2)
     cluster.place(0, "1g.10gb", 0)
@@ -100,7 +125,7 @@ def test_policies_are_not_trusted(a100: Geometry) -> None:
         name = "neither"
         summary = "Nothing."
 
-    with pytest.raises(PolicyError, match="neither a TablePolicy nor a ScanPolicy"):
+    with pytest.raises(PolicyError, match="neither a table, an adaptive nor a scan policy"):
         Scheduler(cluster, Neither())
 
 
