@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTHON ?=
 CANDIDATES := $(if $(PYTHON),$(PYTHON),python3 python3.14 python3.13 python3.12 python3.11)
-CHECKED := $(wildcard src tests benchmarks scripts)
+CHECKED := $(wildcard src tests benchmarks scripts docs)
 LOCK_VENV := .venv-lock
 LOCK_UV := uv==0.13.7
 LOCK_FLAGS ?=

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import subprocess
 import sys
 from importlib.metadata import version
+
+import pytest
 
 import slicewise
 
@@ -26,6 +30,14 @@ def test_public_names_exist_and_are_pinned() -> None:
     public = {name for name in vars(slicewise) if not name.startswith("_")}
     modules = {"catalog", "cli", "core", "engine", "figures", "paper", "policies", "sim"}
     assert public - modules <= set(slicewise.__all__) - {"__version__"}
+
+
+@pytest.mark.parametrize("module", ["slicewise", "slicewise.core.geometry",
+                                    "slicewise.catalog.library"])  # fmt: skip
+def test_examples_in_docstrings_are_true(module: str) -> None:
+    results = doctest.testmod(importlib.import_module(module))
+    assert results.attempted > 0
+    assert results.failed == 0
 
 
 def test_the_version_is_the_packages() -> None:

@@ -4,7 +4,7 @@
 >>> cluster = slicewise.Cluster.of(slicewise.load_geometry("A100-80GB"), gpus=1)
 >>> scheduler = slicewise.Scheduler(cluster, "mfi")
 >>> scheduler.submit("3g.40gb").start
-4
+0
 """
 
 from slicewise.catalog.library import Catalog, load_geometry

@@ -91,7 +91,7 @@ def test_simulate_steady(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
     plot = tmp_path / "plot.png"
     command = [
         "simulate", "--experiment", "steady", "--load", "0.95", "--policy", "mfi,mfi-overlap",
-        "--distribution", "1g.10gb=0.5,7g.80gb=0.5", "--gpus", "10", "--runs", "3", "--lifetimes",
+        "--distribution", "1g.10gb=0.5,7g.80gb=0.5", "--gpus", "10", "--runs", "3", "--duration",
         "10", "--workers", "1", "--model", "H100-80GB",
     ]  # fmt: skip
     document = json.loads(printed(capsys, *command, "--json", "--plot", str(plot)))

@@ -43,7 +43,7 @@ def outcome(arguments: list[str]) -> tuple[int, str, str]:
         ([*SIMULATE, "--seed", "-1"], "seed must be"),
         ([*SIMULATE, "--workers", "0"], "workers must be"),
         ([*SIMULATE, "--experiment", "steady", "--load", "-1"], "load -1.0 is not in"),
-        ([*SIMULATE, "--experiment", "steady", "--lifetimes", "2"], "lifetimes must be"),
+        ([*SIMULATE, "--experiment", "steady", "--duration", "2"], "lifetimes must be"),
         ([*SIMULATE, "--experiment", "sturdy"], "'sturdy' is not one of"),
         ([*SIMULATE, "--gpus", "many"], "'--gpus': Input should be a valid integer"),
         ([*SIMULATE, "--csv", "/no/such/folder/x.csv"], "'/no/such/folder/x.csv' cannot be"),
@@ -91,7 +91,7 @@ def test_refusing_leaves_no_file_behind(tmp_path: Path) -> None:
 
 WORDS = st.sampled_from(
     ["geometry", "score", "policies", "simulate", "--model", "--geometry", "--json", "--policy",
-     "--distribution", "--gpus", "--runs", "--seed", "--experiment", "--load", "--lifetimes",
+     "--distribution", "--gpus", "--runs", "--seed", "--experiment", "--load", "--duration",
      "--warmup", "--lifetime", "--csv", "--plot", "-h", "--help", "--version", "--", "-", "",
      "A100-80GB", "A30", "mfi", "first-fit,best-fit", "round-robin-strict", "uniform", "steady",
      "published", "capacity", "1g.10gb=1", "1g.6gb=0.5,4g.24gb=0.5", "a=b", "=", "11000100", "0000",

@@ -77,7 +77,7 @@ def test_the_findings_quote_the_experiments(root: Path) -> None:
     readme, experiments = text_of(root, "README.md"), text_of(root, "docs/experiments.md")
     full = experiments[experiments.index("$ slicewise simulate --experiment steady") :]
     distributions = ("uniform", "skew-small", "skew-big", "bimodal")
-    rows = re.findall(r"^ *\| `([a-z-]+)` +\|(.*±.*)\|$", readme, re.MULTILINE)
+    rows = re.findall(r"^\| `([a-z-]+)` +\|(.*±.*)\|$", readme, re.MULTILINE)
     assert len(rows) == 6
     for policy, cells in rows:
         quoted = [cell.replace(" ", "") for cell in cells.split("|")]

@@ -24,17 +24,22 @@ LOAD = 0.85
 
 def bench(
     policy: Annotated[
-        list[str] | None, typer.Option(help="A policy; several may be given (default: mfi).")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A policy; several may be given (default: mfi)."),
     ] = None,
     gpus: Annotated[
         list[int] | None,
-        typer.Option(help="A cluster size; several may be given (default: 100 to a million)."),
+        typer.Option(
+            metavar="N", help="A cluster size; several may be given (default: 100 to a million)."
+        ),
     ] = None,
     full: Annotated[
         bool, typer.Option("--full", help="All built-in table policies, and longer measurements.")
     ] = False,
     json: AsJson = False,
-    plot: Annotated[Path | None, typer.Option(help="Also draw it: .png or .svg.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also draw it: .png or .svg.")
+    ] = None,
 ) -> None:
     """Time decisions at 85% sustained load: engine, compiled, and the paper's scan beside them."""
     from slicewise.sim.bench import Plan, benchmark

@@ -8,21 +8,27 @@ import typer
 from rich.console import Console
 
 from slicewise.cli.geometry import draw_model, list_models, model_as_json, models_as_json
-from slicewise.cli.options import AsJson, GeometryFiles, catalog_with
+from slicewise.cli.options import AsJson, GeometryFiles, catalog_with, chosen_entry
 from slicewise.cli.output import as_json
 
 
 def geometry(
-    model: Annotated[str | None, typer.Argument(help="Draw this model's slice map.")] = None,
+    model: Annotated[
+        str | None, typer.Argument(help="Draw the slice map of this model, by name or by file.")
+    ] = None,
     geometry: GeometryFiles = None,
     json: AsJson = False,
 ) -> None:
     """List every GPU model, or draw the slice map of one with every profile's legal starts."""
-    catalog = catalog_with(geometry)
+    if model is None:
+        catalog = catalog_with(geometry)
+        if json:
+            typer.echo(as_json(models_as_json(catalog)), nl=False)
+        else:
+            list_models(catalog, Console())
+        return
+    entry = chosen_entry(model, geometry)
     if json:
-        document = models_as_json(catalog) if model is None else model_as_json(catalog.find(model))
-        typer.echo(as_json(document), nl=False)
-    elif model is None:
-        list_models(catalog, Console())
+        typer.echo(as_json(model_as_json(entry)), nl=False)
     else:
-        draw_model(catalog.find(model), Console())
+        draw_model(entry, Console())

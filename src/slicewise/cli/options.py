@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from slicewise.catalog import Catalog, load_file
+from slicewise.catalog import Catalog, Entry, load_entry, load_file
 from slicewise.core.errors import SlicewiseError
 from slicewise.core.geometry import Geometry
 from slicewise.policies.base import Policy
@@ -23,12 +23,18 @@ GeometryFiles = Annotated[
 ]
 ModelName = Annotated[
     str | None,
-    typer.Option("--model", help=f"GPU model (default {DEFAULT_MODEL}, or the one of --geometry)."),
+    typer.Option(
+        "--model",
+        metavar="NAME",
+        help=f"GPU model (default {DEFAULT_MODEL}, or the one of --geometry).",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Workers = Annotated[
     int | None,
-    typer.Option(help="Worker processes (default: one a core); the result is the same."),
+    typer.Option(
+        metavar="N", help="Worker processes (default: one a core); the result is the same."
+    ),
 ]
 
 
@@ -49,10 +55,14 @@ def catalog_with(files: list[Path] | None) -> Catalog:
 
 def chosen_geometry(model: str | None, files: list[Path] | None) -> Geometry:
     """The model named, or the one the last file describes, or the default."""
-    catalog = catalog_with(files)
     if model is None:
         model = load_file(files[-1]).model if files else DEFAULT_MODEL
-    return catalog.find(model).require()
+    return chosen_entry(model, files).require()
+
+
+def chosen_entry(model: str, files: list[Path] | None) -> Entry:
+    """The model of that name, or the one of the file at that path."""
+    return catalog_with(files).find(model) if files else load_entry(model)
 
 
 def chosen_policies(names: list[str]) -> tuple[Policy, ...]:

@@ -16,6 +16,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from slicewise.policies.base import ScanPolicy
 from slicewise.sim.experiment import Experiment, Tick
 from slicewise.sim.runner import Outcome, run_experiment, total_units
 
@@ -23,12 +24,14 @@ from slicewise.sim.runner import Outcome, run_experiment, total_units
 def run_with_progress(experiment: Experiment, workers: int | None, unit: str) -> Outcome:
     """Run an experiment and show how far it is."""
     console = Console(stderr=True, highlight=False)
-    slow = [policy.name for policy in experiment.policies if experiment.slow(policy)]
-    if slow:
-        console.print(f"On the slow path, GPU by GPU: {', '.join(slow)}")
+    for policy in experiment.policies:
+        if isinstance(policy, ScanPolicy):
+            console.print(f"{policy.name} decides on the slow path: it looks at GPUs one by one.")
+        elif experiment.runs_on_engine(policy):
+            console.print(f"{policy.name} is not compiled: the engine runs it.")
     with progress(total_units(experiment), unit) as tick:
         outcome = run_experiment(experiment, workers, tick)
-    if outcome.interrupted:
+    if outcome.interrupted and any(map(outcome.paired_runs, range(len(experiment.mixes)))):
         console.print("Interrupted: the results are of the runs that were finished.")
     return outcome
 

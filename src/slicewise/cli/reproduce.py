@@ -39,9 +39,15 @@ GPUS = 100
 
 
 def reproduce(
-    out: Annotated[Path, typer.Option(help="Folder for the results, figures and report.")],
-    runs: Annotated[int, typer.Option(help="Independent runs (the paper: 500).")] = 500,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same result.")] = 1,
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder for the results, figures and report.")
+    ],
+    runs: Annotated[
+        int, typer.Option(metavar="N", help="Independent runs (the paper: 500).")
+    ] = 500,
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="The same seed gives the same result.")
+    ] = 1,
     lifetime: Annotated[
         Lifetime,
         typer.Option(help="Longest lifetime: what fits the figures, or the paper's own words."),

@@ -35,33 +35,49 @@ DEFAULT_POLICIES = ["mfi", "mfi-overlap", "first-fit", "best-fit", "worst-fit", 
 def simulate(
     policy: Annotated[
         list[str] | None,
-        typer.Option(help="A policy; give several, or commas between (default: all feasible)."),
+        typer.Option(
+            metavar="NAME",
+            help="A policy; give several, or commas between (default: all but the strict ones).",
+        ),
     ] = None,
     distribution: Annotated[
         list[str] | None,
         typer.Option(
+            metavar="NAME",
             help="uniform, skew-small, skew-big, bimodal, or 1g.10gb=0.5,7g.80gb=0.5; "
-            "several may be given (default: uniform)."
+            "several may be given (default: uniform).",
         ),
     ] = None,
     model: ModelName = None,
     geometry: GeometryFiles = None,
-    gpus: Annotated[int, typer.Option(help="GPUs in the cluster.")] = 100,
-    runs: Annotated[int, typer.Option(help="Independent runs.")] = 20,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same result.")] = 1,
+    gpus: Annotated[int, typer.Option(metavar="N", help="GPUs in the cluster.")] = 100,
+    runs: Annotated[int, typer.Option(metavar="N", help="Independent runs.")] = 20,
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="The same seed gives the same result.")
+    ] = 1,
     experiment: Annotated[
         ExperimentName, typer.Option(help="Fill up once, or go on at a constant load.")
     ] = ExperimentName.PUBLISHED,
-    load: Annotated[float, typer.Option(help="Steady: offered load, 1 is all slices.")] = 0.85,
-    lifetimes: Annotated[int, typer.Option(help="Steady: longest lifetimes to run for.")] = 40,
-    warmup: Annotated[int, typer.Option(help="Steady: of these, left unmeasured.")] = 3,
+    load: Annotated[
+        float, typer.Option(metavar="X", help="Steady: offered load, 1 is all slices.")
+    ] = 0.85,
+    duration: Annotated[
+        int, typer.Option(metavar="N", help="Steady: how many longest lifetimes to run for.")
+    ] = 40,
+    warmup: Annotated[
+        int, typer.Option(metavar="N", help="Steady: how many of them are not measured.")
+    ] = 3,
     lifetime: Annotated[
         Lifetime, typer.Option(help="Published: the rule for the longest lifetime.")
     ] = Lifetime.CAPACITY,
     workers: Workers = None,
     json: AsJson = False,
-    csv: Annotated[Path | None, typer.Option(help="Also write the rows to this file.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Also draw them: .png or .svg.")] = None,
+    csv: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the rows to this file.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also draw them: .png or .svg.")
+    ] = None,
 ) -> None:
     """Compare policies on the same arrivals, with 95% intervals over the runs."""
     chosen = chosen_geometry(model, geometry)
@@ -72,7 +88,7 @@ def simulate(
         what = Published(mixes, policies, gpus, runs, seed, lifetime=lifetime)
     else:
         what = Steady(
-            mixes, policies, gpus, runs, seed, load=load, lifetimes=lifetimes, warmup=warmup
+            mixes, policies, gpus, runs, seed, load=load, lifetimes=duration, warmup=warmup
         )
     if plot is not None and plot.suffix not in (".png", ".svg"):
         raise SlicewiseError(f"--plot {str(plot)!r} must end in .png or .svg")
@@ -141,7 +157,9 @@ def _print_published(rows: list[Row]) -> None:
 
 def _print_by_distribution(rows: list[Row], columns: _Columns, title: str) -> None:
     table = Table(box=None, padding=(0, 1, 0, 0), caption=f"{title}; ± is a 95% interval over runs")
-    table.add_column("", no_wrap=True)
+    # A distribution written out can be long; it must not push the figures off the screen.
+    widest = max(len(str(row["policy"])) for row in rows) + 2
+    table.add_column("", no_wrap=True, max_width=max(widest, 12))
     for heading in columns:
         table.add_column(heading, justify="right", no_wrap=True)
     for distribution in dict.fromkeys(str(row["distribution"]) for row in rows):

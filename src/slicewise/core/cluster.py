@@ -385,7 +385,9 @@ class Cluster:
 
 def _overdrawn(state: GpuState, placement: Placement) -> str:
     needs = state.geometry.needs(placement.profile)
-    for budget, used, need in zip(state.geometry.all_budgets, state.used, needs, strict=True):
-        if used + need > budget.total:
-            return f"the GPU's {budget.name} budget ({used} of {budget.total} used)"
-    raise AssertionError("only a placement that some budget refuses gets here")
+    budget, used = next(
+        (budget, used)
+        for budget, used, need in zip(state.geometry.all_budgets, state.used, needs, strict=True)
+        if used + need > budget.total
+    )
+    return f"the GPU's {budget.name} budget ({used} of {budget.total} used)"

@@ -89,8 +89,8 @@ class Experiment(ABC):
     def simulate(self, mix: int, policy: int, run: int, tick: Tick) -> Ints:
         """One run of one policy; always the same result for the same arguments."""
 
-    def slow(self, policy: Policy) -> bool:
-        """Whether a policy has to be run on the engine, GPU by GPU."""
+    def runs_on_engine(self, policy: Policy) -> bool:
+        """Whether a policy is run by the engine, since its tables are not known beforehand."""
         return self.on_engine or not isinstance(policy, TablePolicy)
 
     def _tables(self, mix: int, policy: int) -> tuple[Models, Tables]:
@@ -105,7 +105,7 @@ class Experiment(ABC):
 
     def _fresh_cluster(self, mix: int, policy: int, longest: int) -> Advance:
         """An empty cluster under a policy, as the function that takes it through slots."""
-        if self.slow(self.policies[policy]):
+        if self.runs_on_engine(self.policies[policy]):
             chosen = self.mixes[mix]
             cluster = Cluster.of(chosen.geometry, self.gpus)
             return EngineRun(Scheduler(cluster, self.policies[policy]), chosen).advance

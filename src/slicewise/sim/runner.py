@@ -20,7 +20,8 @@ Job = tuple[int, int, range]
 """A mix, a policy and some runs."""
 
 _ROUNDS = 10
-"""All cells advance together, a tenth of their runs at a time, so that an interruption leaves
+_LARGEST_JOB = 25
+"""All cells advance together, a few of their runs at a time, so that an interruption leaves
 something to compare and no worker idles long at the end."""
 
 
@@ -68,7 +69,7 @@ def total_units(experiment: Experiment) -> int:
 
 
 def _jobs(experiment: Experiment) -> list[Job]:
-    size = -(-experiment.runs // _ROUNDS)
+    size = min(-(-experiment.runs // _ROUNDS), _LARGEST_JOB)
     return [
         (mix, policy, range(begin, min(begin + size, experiment.runs)))
         for begin in range(0, experiment.runs, size)
@@ -123,7 +124,7 @@ def _in_processes(
 def _receive(connection: Connection) -> int | tuple[Job, dict[int, Ints]]:
     try:
         report: int | tuple[Job, dict[int, Ints]] | Exception = connection.recv()
-    except EOFError:
+    except (EOFError, ConnectionResetError):
         raise SlicewiseError(
             "a worker process ended unexpectedly (out of memory?); try fewer --workers"
         ) from None

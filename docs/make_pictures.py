@@ -1,0 +1,220 @@
+"""Draw the pictures of the documents, from real runs with fixed seeds.
+
+    .venv/bin/python docs/make_pictures.py [PICTURE ...]
+
+Without a name every picture is drawn. Those of the tutorial come from the tutorial's own code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+import slicewise
+from slicewise import (
+    Cluster,
+    Instance,
+    Rejection,
+    Scheduler,
+    TablePolicy,
+    is_fragmented,
+    load_geometry,
+)
+from slicewise.figures.bars import bars_at_demand, fragmentation_bars, steady_bars
+from slicewise.figures.demand import demand_curves
+from slicewise.figures.scaling import scaling_curves
+from slicewise.figures.slicemap import Block, GpuDrawing, draw_gpus
+from slicewise.figures.style import house_style
+from slicewise.paper.published import published
+from slicewise.policies.registry import policy
+from slicewise.sim.experiment import Published, Steady
+from slicewise.sim.mix import PUBLISHED, parse_mix
+from slicewise.sim.results import Row, mean_fragmentation, published_rows, steady_rows
+from slicewise.sim.runner import Outcome, run_experiment
+from slicewise.sim.workload import draw_kinds, longest_lifetime, run_generator
+
+HERE = Path(__file__).resolve().parent
+FOLDER = HERE / "pictures"
+A100 = load_geometry("A100-80GB")
+MIXES = tuple(parse_mix(name, A100) for name in PUBLISHED)
+SCHEMES = {
+    "mfi": "MFI",
+    "best-fit-strict": "BF-BI",
+    "worst-fit-strict": "WF-BI",
+    "first-fit-strict": "FF",
+    "round-robin-strict": "RR",
+}
+COMPARED = ("mfi", "first-fit", "best-fit", "mfi-overlap", "round-robin", "worst-fit")
+ARRIVALS = 45
+"""Drawn for the small clusters; the picture shows the moment of one of them."""
+DPI = {"demand-uniform": 100}
+"""Dots an inch, where not 120."""
+LARGEST = 200_000
+"""Bytes a picture may have."""
+
+
+def same_tenants() -> Figure:
+    """Two small clusters with the same tenants: a request is rejected in one and not the other."""
+    spread, rejected = _play("worst-fit", gpus=4, load=0.9, seed=399, slots=15)
+    packed, placed = _play("best-fit", gpus=4, load=0.9, seed=399, slots=15)
+    assert isinstance(rejected, Rejection)
+    assert isinstance(placed, Instance)
+    left = _column(spread, "worst-fit", rejected, None)
+    right = _column(packed, "best-fit", rejected, placed)
+    return draw_gpus([gpu for pair in zip(left, right, strict=True) for gpu in pair], columns=2)
+
+
+def _play(
+    name: str, gpus: int, load: float, seed: int, slots: int
+) -> tuple[Cluster, Instance | Rejection]:
+    """The cluster after some slots of sustained load, and what became of the last request."""
+    mix = parse_mix("uniform", A100)
+    rng = run_generator(seed, 0)
+    longest = longest_lifetime(mix, gpus, load)
+    kinds = draw_kinds(rng, mix, ARRIVALS)
+    lifetimes = rng.integers(1, longest, size=ARRIVALS, endpoint=True)
+    scheduler = Scheduler(Cluster.of(A100, gpus), name)
+    leaving: defaultdict[int, list[Instance]] = defaultdict(list)
+    for slot in range(slots):
+        for instance in leaving.pop(slot, ()):
+            scheduler.release(instance)
+        outcome = scheduler.submit(mix.profiles[kinds[slot]].name)
+        if isinstance(outcome, Instance):
+            leaving[slot + int(lifetimes[slot])].append(outcome)
+    return scheduler.cluster, outcome
+
+
+def _column(
+    cluster: Cluster, name: str, rejected: Rejection, placed: Instance | None
+) -> list[GpuDrawing]:
+    """The GPUs of a cluster; free slices are hatched where the request was rejected."""
+    wanted = A100.profile(str(rejected.request))
+    gpus: list[GpuDrawing] = []
+    for gpu in range(cluster.gpus):
+        mask = cluster.state(gpu).mask
+        blocks = [
+            Block(i.profile, i.start, i.size, f"{i.profile}, just placed" if i == placed else "")
+            for i in cluster.instances()
+            if i.gpu == gpu
+        ]
+        free = [s for s in range(A100.slices) if not mask >> s & 1]
+        stuck = placed is None and is_fragmented(A100, wanted, mask)
+        gpus.append(GpuDrawing(A100.slices, blocks, free if stuck else (), f"{name}, GPU {gpu}"))
+    verdict = (
+        f"{wanted.name} rejected, although {cluster.free_slices} slices are free"
+        if placed is None
+        else f"{wanted.name} placed, and {cluster.gpus - cluster.active_gpus} GPU is still empty"
+    )
+    return [*gpus[:-1], replace(gpus[-1], verdict=verdict)]
+
+
+@cache
+def tutorial_names() -> dict[str, Any]:
+    """What the tutorial's Python defines, run from beginning to end."""
+    text = (HERE / "tutorial.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    there = Path.cwd()
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        os.chdir(folder)
+        try:
+            for block in re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+                exec(block, names)
+        finally:
+            os.chdir(there)
+    return names
+
+
+def of_tutorial(variable: str) -> Callable[[], Figure]:
+    """The figure that the tutorial keeps under a name."""
+
+    def draw() -> Figure:
+        figure = tutorial_names()[variable]
+        assert isinstance(figure, Figure)
+        return figure
+
+    return draw
+
+
+@cache
+def published_outcome() -> Outcome:
+    """The paper's experiment as `slicewise reproduce --runs 500 --seed 1` runs it."""
+    schemes = tuple(policy(name) for name in SCHEMES)
+    return run_experiment(Published(MIXES, schemes, gpus=100, runs=500, seed=1), None, _no_tick)
+
+
+@cache
+def steady_outcome() -> Outcome:
+    """Sustained load as `slicewise simulate --experiment steady --runs 200` runs it."""
+    policies = tuple(policy(name) for name in COMPARED)
+    return run_experiment(Steady(MIXES, policies, gpus=100, runs=200, load=0.85), None, _no_tick)
+
+
+def scaling() -> Figure:
+    """The time of a decision as `slicewise bench` measures it; the only picture that depends on
+    the machine."""
+    from slicewise.sim.bench import Plan, benchmark
+
+    mfi = policy("mfi")
+    assert isinstance(mfi, TablePolicy)
+    sizes = (100, 1_000, 10_000, 100_000, 1_000_000)
+    decisions, _ = benchmark(MIXES[0], [mfi], sizes, 0.85, Plan(), _no_tick)
+    return scaling_curves(decisions)
+
+
+def _no_tick(units: int) -> None:
+    pass
+
+
+def _published_rows() -> list[Row]:
+    return published_rows(published_outcome(), labels=SCHEMES)
+
+
+def _mean_fragmentation() -> list[Row]:
+    return mean_fragmentation(published_outcome(), SCHEMES)
+
+
+PICTURES: dict[str, Callable[[], Figure]] = {
+    "same-tenants": same_tenants,
+    "arrival": of_tutorial("arrival"),
+    "termination": of_tutorial("termination"),
+    "best-fit-rejection": of_tutorial("best_fit_rejection"),
+    "load-balancing-rejection": of_tutorial("load_balancing_rejection"),
+    "steady": lambda: steady_bars(steady_rows(steady_outcome())),
+    "published": lambda: bars_at_demand(_published_rows(), published=published().figures),
+    "demand-uniform": lambda: demand_curves(_published_rows(), "uniform"),
+    "fragmentation": lambda: fragmentation_bars(
+        _mean_fragmentation(), published=published().figures
+    ),
+    "scaling": scaling,
+}
+"""How each picture is drawn, by its name."""
+
+
+def write(name: str) -> Path:
+    """Draw a picture and write it as PNG, with no date in it."""
+    FOLDER.mkdir(exist_ok=True)
+    path = FOLDER / f"{name}.png"
+    with house_style():
+        PICTURES[name]().savefig(path, dpi=DPI.get(name, 120), metadata={"Software": None})
+    if path.stat().st_size > LARGEST:
+        raise SystemExit(f"{path.name} has {path.stat().st_size:,} bytes, more than {LARGEST:,}")
+    return path
+
+
+if __name__ == "__main__":
+    for chosen in sys.argv[1:] or PICTURES:
+        if chosen not in PICTURES:
+            sys.exit(f"no picture {chosen!r}; there are {', '.join(PICTURES)}")
+        print(f"slicewise {slicewise.__version__}: {write(chosen).relative_to(HERE.parent)}")
