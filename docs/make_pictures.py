@@ -56,7 +56,7 @@ SCHEMES = {
     "first-fit-strict": "FF",
     "round-robin-strict": "RR",
 }
-COMPARED = ("mfi", "first-fit", "best-fit", "mfi-overlap", "round-robin", "worst-fit")
+COMPARED = ("mfi", "first-fit", "best-fit", "mfi-overlap", "least-lost", "round-robin", "worst-fit")
 ARRIVALS = 45
 """Drawn for the small clusters; the picture shows the moment of one of them."""
 DPI = {"demand-uniform": 100}

@@ -113,11 +113,33 @@ def test_simulate_steady(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
         "active_gpus_percent",
         "fragmentation",
         "rejected_share_difference",
+        "oracle_rejected_share",
     ):
         low, high = row[f"{figure}_ci95"]
         assert low <= row[figure] <= high
+    assert [row["policy"] for row in document["results"]] == ["mfi", "mfi-overlap", "oracle"]
     assert plot.read_bytes().startswith(b"\x89PNG")
-    assert "mfi-overlap" in printed(capsys, *command)
+    text = printed(capsys, *command)
+    assert "mfi-overlap" in text
+    line = next(line for line in text.splitlines() if line.startswith("  oracle"))
+    assert line.split()[4:6] == ["-", "-"]
+
+
+def test_the_limit_can_be_left_out(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out, plot = tmp_path / "rows.csv", tmp_path / "plot.svg"
+    command = [
+        "simulate", "--experiment", "steady", "--policy", "mfi", "--gpus", "4", "--runs", "2",
+        "--duration", "5", "--workers", "1", "--csv", str(out), "--plot", str(plot),
+    ]  # fmt: skip
+    assert "oracle" not in printed(capsys, *command, "--no-oracle")
+    with out.open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["oracle_rejected_share"], row["oracle_missing"]) == ("", "it was not asked for")
+    text = printed(capsys, *command, "--model", "Thor")
+    line = next(line for line in text.splitlines() if line.startswith("  oracle"))
+    assert line.split() == ["oracle", *"------"]
+    assert "\noracle: no exact rule says what Thor-iGPU could hold: " in text
+    assert plot.read_text().startswith("<?xml")
 
 
 def test_reproduce_writes_everything(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -92,11 +92,11 @@ def test_refusing_leaves_no_file_behind(tmp_path: Path) -> None:
 WORDS = st.sampled_from(
     ["geometry", "score", "policies", "simulate", "--model", "--geometry", "--json", "--policy",
      "--distribution", "--gpus", "--runs", "--seed", "--experiment", "--load", "--duration",
-     "--warmup", "--lifetime", "--csv", "--plot", "-h", "--help", "--version", "--", "-", "",
-     "A100-80GB", "A30", "mfi", "first-fit,best-fit", "round-robin-strict", "uniform", "steady",
-     "published", "capacity", "1g.10gb=1", "1g.6gb=0.5,4g.24gb=0.5", "a=b", "=", "11000100", "0000",
-     "-1", "0", "1", "2", "3", "0.5", "nan", "inf", "1e400", "99999999999999999999",
-     "/no/such/dir/f.csv", "/", "\x00", "ünïcode", "💥"]
+     "--warmup", "--lifetime", "--no-oracle", "--csv", "--plot", "-h", "--help", "--version", "--",
+     "-", "", "A100-80GB", "A30", "mfi", "first-fit,best-fit", "round-robin-strict", "uniform",
+     "steady", "published", "capacity", "1g.10gb=1", "1g.6gb=0.5,4g.24gb=0.5", "a=b", "=",
+     "11000100", "0000", "-1", "0", "1", "2", "3", "0.5", "nan", "inf", "1e400",
+     "99999999999999999999", "/no/such/dir/f.csv", "/", "\x00", "ünïcode", "💥"]
 )  # fmt: skip
 LINES = st.lists(st.one_of(WORDS, st.text(max_size=6)), max_size=9)
 

@@ -147,6 +147,19 @@ def test_steady_has_a_panel_for_each_load() -> None:
     assert figure.axes[0].yaxis.get_major_formatter()(0.01, 0) == "1%"
 
 
+def test_the_limit_is_drawn_in_its_own_way_and_only_where_it_ran() -> None:
+    given: list[dict[str, Any]] = [
+        {"policy": policy, "distribution": "uniform", "load": 0.9, "rejected_share": share}
+        for policy, share in (("mfi", 0.02), ("oracle", 0.01))
+    ]
+    figure = steady_bars(given)
+    assert legend(figure) == ["mfi", "oracle"]
+    drawn = [bars for bars in figure.axes[0].containers if isinstance(bars, BarContainer)]
+    assert [bars[0].get_hatch() or "" for bars in drawn] == ["", "...."]
+    given[1]["rejected_share"] = None
+    assert legend(steady_bars(given)) == ["mfi"]
+
+
 def test_a_missing_cell_leaves_its_place_empty() -> None:
     given = [row for row in rows() if (row["distribution"], row["policy"]) != ("uniform", "FF")]
     shown = heights(bars_at_demand(given).axes[0])["FF"]

@@ -9,7 +9,7 @@ import pytest
 
 from slicewise.figures.style import house_style, legend_columns, plain, policy_style
 
-BUILT_IN = ["mfi", "mfi-overlap", "first-fit", "best-fit", "worst-fit", "round-robin"]
+BUILT_IN = ["mfi", "mfi-overlap", "first-fit", "best-fit", "worst-fit", "round-robin", "oracle"]
 
 
 def test_no_two_policies_share_a_colour_a_marker_or_a_line() -> None:
@@ -38,6 +38,12 @@ def test_a_strict_policy_keeps_its_colour_but_is_told_apart() -> None:
     assert strict.colour == fair.colour
     assert strict.hatch != fair.hatch
     assert strict.marker_face != fair.marker_face
+
+
+def test_the_limit_is_not_taken_for_a_policy() -> None:
+    limit = policy_style("oracle")
+    assert limit.hatch
+    assert limit.hatch not in {policy_style(f"{name}-strict").hatch for name in BUILT_IN[:-1]}
 
 
 def test_an_unknown_policy_always_looks_the_same() -> None:

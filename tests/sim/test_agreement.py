@@ -29,7 +29,13 @@ from slicewise.policies.reference import Decision, ReferenceGpu, ReferenceSchedu
 from slicewise.sim import kernel
 from slicewise.sim.tables import Models, compile_tables
 
-BUILTIN = [name for name in policy_names() if isinstance(policy(name), TablePolicy)]
+# The reference does not know the rules of other systems: tests/policies/test_peers.py has their
+# twins, and test_experiments.py holds their compiled form to the engine.
+BUILTIN = [
+    name
+    for name in policy_names()
+    if isinstance(policy(name), TablePolicy) and not name.startswith("peer-")
+]
 
 
 def load(*names: str) -> list[Geometry]:

@@ -8,7 +8,15 @@ from collections.abc import Sequence
 import typer
 
 import slicewise
-from slicewise.cli import bench, geometry_command, policies, reproduce, score, simulate
+from slicewise.cli import (
+    bench,
+    geometry_command,
+    policies,
+    replay,
+    reproduce,
+    score,
+    simulate,
+)
 from slicewise.core.errors import SlicewiseError
 
 app = typer.Typer(
@@ -22,6 +30,7 @@ app.command("geometry")(geometry_command.geometry)
 app.command("score")(score.score)
 app.command("policies")(policies.policies)
 app.command("simulate")(simulate.simulate)
+app.command("replay")(replay.replay)
 app.command("reproduce")(reproduce.reproduce)
 app.command("bench")(bench.bench)
 

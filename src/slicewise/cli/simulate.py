@@ -24,12 +24,20 @@ from slicewise.cli.options import (
 from slicewise.cli.output import Row, as_csv, as_json, prepare_file, write_text
 from slicewise.cli.progress import run_with_progress
 from slicewise.core.errors import SlicewiseError
-from slicewise.sim.experiment import Experiment, Published, Steady
+from slicewise.sim.experiment import ORACLE, Experiment, Published, Steady
 from slicewise.sim.results import published_rows, steady_rows
 from slicewise.sim.runner import Outcome
 from slicewise.sim.workload import Lifetime
 
-DEFAULT_POLICIES = ["mfi", "mfi-overlap", "first-fit", "best-fit", "worst-fit", "round-robin"]
+DEFAULT_POLICIES = [
+    "mfi",
+    "least-lost",
+    "mfi-overlap",
+    "first-fit",
+    "best-fit",
+    "worst-fit",
+    "round-robin",
+]
 
 
 def simulate(
@@ -37,7 +45,7 @@ def simulate(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="A policy; give several, or commas between (default: all but the strict ones).",
+            help="A policy; give several, or commas between (default: ours, but the strict ones).",
         ),
     ] = None,
     distribution: Annotated[
@@ -51,6 +59,9 @@ def simulate(
     model: ModelName = None,
     geometry: GeometryFiles = None,
     gpus: Annotated[int, typer.Option(metavar="N", help="GPUs in the cluster.")] = 100,
+    gpus_per_node: Annotated[
+        int, typer.Option(metavar="N", help="GPUs on a node, for policies that choose a node.")
+    ] = 8,
     runs: Annotated[int, typer.Option(metavar="N", help="Independent runs.")] = 20,
     seed: Annotated[
         int, typer.Option(metavar="N", help="The same seed gives the same result.")
@@ -67,6 +78,12 @@ def simulate(
     warmup: Annotated[
         int, typer.Option(metavar="N", help="Steady: how many of them are not measured.")
     ] = 3,
+    oracle: Annotated[
+        bool,
+        typer.Option(
+            help="Steady: also run the limit, an oracle that rearranges all instances at no cost."
+        ),
+    ] = True,
     lifetime: Annotated[
         Lifetime, typer.Option(help="Published: the rule for the longest lifetime.")
     ] = Lifetime.CAPACITY,
@@ -85,10 +102,21 @@ def simulate(
     policies = chosen_policies(policy or DEFAULT_POLICIES)
     what: Experiment
     if experiment is ExperimentName.PUBLISHED:
-        what = Published(mixes, policies, gpus, runs, seed, lifetime=lifetime)
+        what = Published(
+            mixes, policies, gpus, runs, seed, gpus_per_node=gpus_per_node, lifetime=lifetime
+        )
     else:
         what = Steady(
-            mixes, policies, gpus, runs, seed, load=load, lifetimes=duration, warmup=warmup
+            mixes,
+            policies,
+            gpus,
+            runs,
+            seed,
+            gpus_per_node=gpus_per_node,
+            load=load,
+            lifetimes=duration,
+            warmup=warmup,
+            oracle=oracle,
         )
     if plot is not None and plot.suffix not in (".png", ".svg"):
         raise SlicewiseError(f"--plot {str(plot)!r} must end in .png or .svg")
@@ -136,11 +164,18 @@ def _print_steady(rows: list[Row]) -> None:
         "util. %": ("utilization_percent", 1, 1),
         "active %": ("active_gpus_percent", 1, 1),
         "F": ("fragmentation", 1, 2),
-        f"vs {first}": ("rejected_share_difference", 100, 2),
+        f"vs {first}" if len(str(first)) < 12 else "vs first": (
+            "rejected_share_difference",
+            100,
+            2,
+        ),
     }
     gpus, load, runs = (rows[0][name] for name in ("gpus", "load", "runs"))
     title = f"{gpus} GPUs at load {load:g}, {runs} runs; vs {first}: rejected %, paired"
     _print_by_distribution(rows, columns, title)
+    for missing in dict.fromkeys(r["oracle_missing"] for r in rows if r["policy"] == ORACLE):
+        if missing is not None:
+            Console().print(f"{ORACLE}: {missing}", highlight=False, soft_wrap=True)
 
 
 def _print_published(rows: list[Row]) -> None:

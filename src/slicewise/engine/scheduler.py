@@ -47,7 +47,7 @@ class PolicyError(SlicewiseError):
 class Scheduler:
     """Places requests on a cluster by a policy, given or named."""
 
-    def __init__(self, cluster: Cluster, policy: Policy | str = "mfi") -> None:
+    def __init__(self, cluster: Cluster, policy: Policy | str = "default") -> None:
         self.cluster = cluster
         self.policy = policy_named(policy) if isinstance(policy, str) else policy
         self._reasons = Reasons(cluster)

@@ -49,6 +49,9 @@ _STYLES = {
     "first-fit": PolicyStyle("#56b4e9", "D", ":"),
     "round-robin": PolicyStyle("#cc79a7", "v", (0, (5, 1, 1, 1, 1, 1))),
     "mfi-overlap": PolicyStyle("#d55e00", "P", (0, (8, 2))),
+    "least-lost": PolicyStyle("#332288", "X", "-"),
+    # Not a policy but the limit of all: grey and dotted, so that it is not taken for one.
+    "oracle": PolicyStyle(SOFT, "_", (0, (1, 2)), hatch="....", hollow=True),
 }
 
 _ALSO_CALLED = {

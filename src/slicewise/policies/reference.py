@@ -13,6 +13,7 @@ from typing import NamedTuple
 from slicewise.core.fragmentation import Reading
 from slicewise.core.geometry import Geometry, Profile
 from slicewise.core.request import Reason, Request
+from slicewise.policies.base import Key
 
 
 class Held(NamedTuple):
@@ -142,9 +143,11 @@ class ReferenceScheduler:
             return order[self.turn :] + order[: self.turn]
         return order
 
-    def _options(self, gpu: ReferenceGpu, profile: Profile) -> list[tuple[int, int | None]]:
+    def _options(self, gpu: ReferenceGpu, profile: Profile) -> list[tuple[Key, int | None]]:
         """What the policy would do on this GPU: keys (lower is better) and starts."""
         feasible = gpu.feasible_starts(profile)
+        if self.rule == "least-lost":
+            return [(self._least_lost(gpu, profile, start), start) for start in feasible]
         if self.rule in ("mfi", "mfi-overlap"):
             return [(self._increment(gpu, profile, start), start) for start in feasible]
         key = {"best-fit": gpu.free, "worst-fit": -gpu.free}.get(self.rule, 0)
@@ -165,6 +168,16 @@ class ReferenceScheduler:
         return reference_score(gpu.geometry, after, reading) - reference_score(
             gpu.geometry, before, reading
         )
+
+    def _least_lost(self, gpu: ReferenceGpu, profile: Profile, start: int) -> tuple[bool, int]:
+        before = gpu.occupied
+        after = before | Held(profile, start).slices
+        lost = 0
+        for other in gpu.geometry.profiles:
+            if other.variant_of is None:
+                windows = [Held(other, at).slices for at in other.starts]
+                lost += sum(not w & before and bool(w & after) for w in windows)
+        return not before, 2 * lost - len(before)
 
     def _why(self, request: Request) -> Reason:
         if not any(request.candidates(gpu.geometry) for gpu in self.gpus):

@@ -16,6 +16,9 @@ from slicewise.policies.base import Policy
 
 GROUP = "slicewise.policies"
 
+DEFAULT = "least-lost"
+"""The policy that ``default`` stands for: the best known one that knows nothing of the workload."""
+
 
 class PolicyLoadError(SlicewiseError):
     """An entry point that does not lead to a usable policy."""
@@ -41,8 +44,10 @@ def policy_names() -> tuple[str, ...]:
 
 @cache
 def policy_class(name: str) -> type[Policy]:
-    """The policy of that name; an unknown one is refused with the close ones."""
+    """The policy of that name, or the default one; an unknown name is refused."""
     entries = _entries()
+    if name == "default":
+        name = DEFAULT
     if name not in entries:
         raise UnknownNameError("policy", name, entries, "see 'slicewise policies'")
     where = f"policy {name!r} ({entries[name].value})"

@@ -20,6 +20,7 @@ from slicewise.engine.scheduler import Scheduler
 from slicewise.policies.base import Policy, TablePolicy
 from slicewise.sim.by_engine import EngineRun
 from slicewise.sim.mix import Mix
+from slicewise.sim.repacking import Repacking, repacking
 from slicewise.sim.tables import Models, compile_tables
 from slicewise.sim.workload import (
     BINS,
@@ -52,6 +53,9 @@ PUBLISHED_COLUMNS = ("arrivals", "accepted", "scheduled", "occupied", "active", 
 STEADY_COLUMNS = ("arrivals", "rejected", "slices", "rejected_slices", *TRACE[1:])
 """What is summed over the measured slots."""
 
+ORACLE = "oracle"
+"""What the limit is called where policies are named."""
+
 _CHUNK = 1 << 16
 """Slots of a steady run drawn at a time, so that memory does not grow with its length."""
 
@@ -70,6 +74,8 @@ class Experiment(ABC):
     seed: int = 1
     on_engine: bool = False
     """Run on the engine even where a policy could be compiled."""
+    gpus_per_node: int = 8
+    """How many GPUs a node has, for policies that choose a node; the last node may have fewer."""
     _compiled: dict[tuple[int, int], tuple[Models, Tables]] = field(
         default_factory=dict, repr=False, compare=False
     )
@@ -80,14 +86,19 @@ class Experiment(ABC):
         _require(self.gpus, "gpus", 1, MAX_GPUS)
         _require(self.runs, "runs", 1, 1_000_000)
         _require(self.seed, "seed", 0, 1 << 64)
+        _require(self.gpus_per_node, "gpus per node", 1, MAX_GPUS)
 
     @abstractmethod
     def units(self, mix: int) -> int:
         """Units of work in one run."""
 
+    def entrants(self, mix: int) -> range:
+        """Who takes part with a mix, each known by a number: the policies, by their place."""
+        return range(len(self.policies))
+
     @abstractmethod
     def simulate(self, mix: int, policy: int, run: int, tick: Tick) -> Ints:
-        """One run of one policy; always the same result for the same arguments."""
+        """One run of one of the entrants; always the same result for the same arguments."""
 
     def runs_on_engine(self, policy: Policy) -> bool:
         """Whether a policy is run by the engine, since its tables are not known beforehand."""
@@ -107,7 +118,10 @@ class Experiment(ABC):
         """An empty cluster under a policy, as the function that takes it through slots."""
         if self.runs_on_engine(self.policies[policy]):
             chosen = self.mixes[mix]
-            cluster = Cluster.of(chosen.geometry, self.gpus)
+            cluster = Cluster()
+            for first in range(0, self.gpus, self.gpus_per_node):
+                count = min(self.gpus_per_node, self.gpus - first)
+                cluster.add_node(f"node-{first // self.gpus_per_node}", chosen.geometry, count)
             return EngineRun(Scheduler(cluster, self.policies[policy]), chosen).advance
         from slicewise.sim import kernel, loops
 
@@ -162,9 +176,13 @@ class Steady(Experiment):
     """How many longest lifetimes a run goes on for."""
     warmup: int = 3
     """How many of them pass before measuring begins."""
+    oracle: bool = True
+    """Whether the limit runs beside the policies, as the entrant after the last of them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.oracle and any(policy.name == ORACLE for policy in self.policies):
+            raise SlicewiseError(f"{ORACLE!r} is the name of the limit: call the policy otherwise")
         if not 0 < self.load <= 100:
             raise SlicewiseError(f"load {self.load} is not in 0..100 (0.85 is 85% of capacity)")
         _require(self.warmup, "warmup", 0, 1_000_000)
@@ -174,8 +192,16 @@ class Steady(Experiment):
         """The slots."""
         return self.lifetimes * longest_lifetime(self.mixes[mix], self.gpus, self.load)
 
+    def limit(self, mix: int) -> Repacking | str:
+        """The rule by which the oracle decides, or the reason why there is no oracle."""
+        return repacking(self.mixes[mix]) if self.oracle else "it was not asked for"
+
+    def entrants(self, mix: int) -> range:
+        """The policies, and after them the oracle where there is a rule for it."""
+        return range(len(self.policies) + isinstance(self.limit(mix), Repacking))
+
     def simulate(self, mix: int, policy: int, run: int, tick: Tick) -> Ints:
-        """Sums over the measured slots by `STEADY_COLUMNS`."""
+        """Sums over the measured slots by `STEADY_COLUMNS`; what an oracle does not have is 0."""
         chosen = self.mixes[mix]
         rng = run_generator(self.seed, run)
         longest = longest_lifetime(chosen, self.gpus, self.load)
@@ -196,6 +222,21 @@ class Steady(Experiment):
             sums[4:] += trace[settled, 1:].sum(axis=0, dtype=np.int64)
             tick(count)
         return sums
+
+    def _fresh_cluster(self, mix: int, policy: int, longest: int) -> Advance:
+        if policy < len(self.policies):
+            return super()._fresh_cluster(mix, policy, longest)
+        from slicewise.sim import oracle
+
+        limit = self.limit(mix)
+        assert isinstance(limit, Repacking)
+        rule = oracle.counting(limit, self.gpus)
+        counts = oracle.new_counts(rule, longest)
+
+        def advance(arrivals: Arrivals, begin: int, trace: SmallInts) -> None:
+            oracle.advance(rule, counts, *arrivals, begin, trace)
+
+        return advance
 
 
 def _require(value: int, what: str, low: int, high: int) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from slicewise.core.errors import SlicewiseError
-from slicewise.sim.experiment import Published, Steady
+from slicewise.sim.experiment import ORACLE, Published, Steady
 from slicewise.sim.mix import Mix
 from slicewise.sim.runner import Outcome
 from slicewise.sim.statistics import Estimate, Floats, Ratio
@@ -85,32 +85,58 @@ _STEADY: dict[str, Callable[[Floats, float, float], Ratio]] = {
 }
 """The figures of the steady experiment, from its sums by run."""
 
+_OF_PLACES = ("active_gpus_percent", "fragmentation")
+"""Figures about where instances are; the oracle's are nowhere in particular."""
+
+_UNKNOWN = Estimate(math.nan, math.nan, math.nan)
+
 
 def steady_rows(outcome: Outcome) -> list[Row]:
-    """A row per distribution and policy, each compared with the first policy, paired."""
+    """A row per distribution and policy, each compared with the first policy, paired.
+
+    The last row of a distribution is the oracle's, if it was asked for, and every row holds its
+    share of rejections; None, with the reason in ``oracle_missing``, where there is no oracle.
+    """
     experiment = outcome.experiment
     assert isinstance(experiment, Steady)
+    policies = len(experiment.policies)
+    names = [policy.name for policy in experiment.policies] + [ORACLE] * experiment.oracle
     rows: list[Row] = []
     for m, mix, runs in _finished(outcome):
+        missing = experiment.limit(m)
         slices = float(experiment.gpus * mix.geometry.slices)
-        samples = [_stack(outcome, (m, p), runs) for p in range(len(experiment.policies))]
-        for policy, sums in zip(experiment.policies, samples, strict=True):
+        samples = [_stack(outcome, (m, e), runs) for e in experiment.entrants(m)]
+        ratios = [
+            {
+                figure: ratio(sums, slices, experiment.gpus)
+                for figure, ratio in _STEADY.items()
+                if e < policies or figure not in _OF_PLACES
+            }
+            for e, sums in enumerate(samples)
+        ]
+        ratios += [{}] * (policies + 1 - len(ratios))  # an oracle that did not run
+        for name, known in zip(names, ratios, strict=False):
             row: Row = {
-                "policy": policy.name,
+                "policy": name,
                 "distribution": mix.name,
                 "load": experiment.load,
                 "gpus": experiment.gpus,
                 "model": mix.geometry.model,
                 "runs": len(runs),
             }
-            for figure, ratio in _STEADY.items():
-                _put(row, figure, ratio(sums, slices, experiment.gpus).estimate())
-            first = _STEADY["rejected_share"](samples[0], slices, experiment.gpus)
-            here = _STEADY["rejected_share"](sums, slices, experiment.gpus)
-            row["compared_with"] = experiment.policies[0].name
-            _put(row, "rejected_share_difference", here.minus(first))
+            for figure in _STEADY:
+                _put(row, figure, _estimate(known.get(figure)))
+            here, first = known.get("rejected_share"), ratios[0]["rejected_share"]
+            row["compared_with"] = names[0]
+            _put(row, "rejected_share_difference", here.minus(first) if here else _UNKNOWN)
+            _put(row, "oracle_rejected_share", _estimate(ratios[policies].get("rejected_share")))
+            row["oracle_missing"] = missing if isinstance(missing, str) else None
             rows.append(row)
     return rows
+
+
+def _estimate(ratio: Ratio | None) -> Estimate:
+    return _UNKNOWN if ratio is None else ratio.estimate()
 
 
 def _finished(outcome: Outcome) -> list[tuple[int, Mix, list[int]]]:

@@ -15,9 +15,9 @@ from slicewise.sim.experiment import Experiment, Tick
 from slicewise.sim.workload import Ints
 
 Cell = tuple[int, int]
-"""A mix and a policy, by their place in the experiment."""
+"""A mix by its place in the experiment, and one of its entrants."""
 Job = tuple[int, int, range]
-"""A mix, a policy and some runs."""
+"""A mix, an entrant and some runs."""
 
 _ROUNDS = 10
 _LARGEST_JOB = 25
@@ -34,8 +34,8 @@ class Outcome:
     samples: dict[Cell, dict[int, Ints]] = field(default_factory=dict)
 
     def paired_runs(self, mix: int) -> list[int]:
-        """The runs of a mix that every policy has finished, in order."""
-        cells = [self.samples.get((mix, p), {}) for p in range(len(self.experiment.policies))]
+        """The runs of a mix that every entrant has finished, in order."""
+        cells = [self.samples.get((mix, e), {}) for e in self.experiment.entrants(mix)]
         return sorted(set.intersection(*(set(cell) for cell in cells)))
 
 
@@ -64,17 +64,18 @@ def run_experiment(experiment: Experiment, workers: int | None, tick: Tick) -> O
 
 def total_units(experiment: Experiment) -> int:
     """Units of work in the whole experiment."""
-    each = sum(experiment.units(mix) for mix in range(len(experiment.mixes)))
-    return each * experiment.runs * len(experiment.policies)
+    mixes = range(len(experiment.mixes))
+    each = sum(experiment.units(mix) * len(experiment.entrants(mix)) for mix in mixes)
+    return each * experiment.runs
 
 
 def _jobs(experiment: Experiment) -> list[Job]:
     size = min(-(-experiment.runs // _ROUNDS), _LARGEST_JOB)
     return [
-        (mix, policy, range(begin, min(begin + size, experiment.runs)))
+        (mix, entrant, range(begin, min(begin + size, experiment.runs)))
         for begin in range(0, experiment.runs, size)
         for mix in range(len(experiment.mixes))
-        for policy in range(len(experiment.policies))
+        for entrant in experiment.entrants(mix)
     ]
 
 

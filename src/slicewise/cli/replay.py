@@ -1,0 +1,258 @@
+"""`slicewise replay`: recorded requests instead of drawn ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from slicewise.cli.options import (
+    AsJson,
+    GeometryFiles,
+    ModelName,
+    chosen_geometry,
+    chosen_policies,
+)
+from slicewise.cli.output import Row, as_csv, as_json, prepare_file, write_text
+from slicewise.cli.progress import progress
+from slicewise.cli.simulate import DEFAULT_POLICIES
+from slicewise.core.errors import SlicewiseError
+from slicewise.sim.replay import MAX_GPUS, compare
+from slicewise.sim.timeline import Timeline, busy_begin, lay_out
+from slicewise.sim.trace import Fitted, Trace, TraceFormat, fit, read_trace
+
+_SHOWN_LINES = 5
+"""Malformed rows named in the text; JSON has them all."""
+
+
+def replay(
+    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="A CSV file of requests.")],
+    form: Annotated[
+        TraceFormat | None,
+        typer.Option("--format", help="What the file is (default: by its header)."),
+    ] = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="A policy; give several, or commas between (default: those of simulate).",
+        ),
+    ] = None,
+    model: ModelName = None,
+    geometry: GeometryFiles = None,
+    gpus: Annotated[int, typer.Option(metavar="N", help="GPUs in the cluster.")] = 100,
+    scale: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X",
+            help="Multiply recorded shares of a GPU, before the smallest profile that covers "
+            "one is taken (default: 1).",
+        ),
+    ] = None,
+    compress: Annotated[
+        float,
+        typer.Option(metavar="X", help="Divide arrival times; lifetimes stay as recorded."),
+    ] = 1,
+    begin: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="Measure from here on, in the trace's time; who is there already is placed "
+            "beforehand (default: alibaba-2023 the dense part, plain the first arrival).",
+        ),
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse a file with a malformed row.")
+    ] = False,
+    json: AsJson = False,
+    csv: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the rows to this file.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also draw them: .png or .svg.")
+    ] = None,
+) -> None:
+    """Compare policies on the requests of a recorded trace."""
+    chosen = chosen_geometry(model, geometry)
+    policies = chosen_policies(policy or DEFAULT_POLICIES)
+    if not 1 <= gpus <= MAX_GPUS:
+        raise SlicewiseError(f"gpus must be 1 to {MAX_GPUS}, not {gpus}")
+    factor = _exact("--scale", 1 if scale is None else scale, 0.001, 1000)
+    squeeze = _exact("--compress", compress, 0.001, 1_000_000)
+    start = None if begin is None else _exact("--begin", begin, 0, 1e15)
+    if plot is not None and plot.suffix not in (".png", ".svg"):
+        raise SlicewiseError(f"--plot {str(plot)!r} must end in .png or .svg")
+    prepare_file(csv)
+    prepare_file(plot)
+
+    recorded = read_trace(trace, form, strict=strict)
+    if recorded.format is TraceFormat.PLAIN and scale is not None:
+        raise SlicewiseError("--scale is for shares of a GPU, and a plain trace has none")
+    fitted = fit(recorded, chosen, factor, strict=strict)
+    if not fitted.jobs:
+        raise SlicewiseError(_nothing_left(recorded, fitted))
+    if start is None:
+        dense = recorded.format is TraceFormat.ALIBABA
+        start = busy_begin(fitted.jobs) if dense else fitted.jobs[0].arrival
+    timeline = lay_out(fitted.jobs, start, squeeze)
+    with progress(len(policies), "policies") as tick:
+        results = compare(timeline, chosen, gpus, policies, tick)
+
+    setting: Row = {
+        "trace": recorded.source,
+        "format": str(recorded.format),
+        "model": chosen.model,
+        "gpus": gpus,
+        "scale": float(factor) if recorded.format is TraceFormat.ALIBABA else None,
+        "compress": float(squeeze),
+        "offered_load": timeline.offered_slices / (gpus * chosen.slices),
+    }
+    if csv is not None:
+        write_text(csv, as_csv([dict(_flat({**setting, **row})) for row in results]))
+    if plot is not None:
+        _plot(setting, results, plot)
+    if json:
+        typer.echo(as_json(_document(setting, recorded, fitted, timeline, results)), nl=False)
+    else:
+        _print(setting, recorded, fitted, timeline, results)
+    for path in filter(None, (csv, plot)):
+        Console(stderr=True).print(f"Written: {path}", highlight=False)
+
+
+def _exact(option: str, value: float, low: float, high: float) -> Fraction:
+    """A number as it was typed: 0.2 is one fifth, and not the nearest binary fraction."""
+    if not (math.isfinite(value) and low <= value <= high):
+        raise SlicewiseError(f"{option} must be {low:g} to {high:g}, not {value:g}")
+    return Fraction(str(value))
+
+
+def _left_out(trace: Trace, fitted: Fitted, over_before: int) -> dict[str, int]:
+    return {
+        "without_gpu": trace.without_gpu,
+        "zero_lifetime": trace.zero_lifetime,
+        "over_before_begin": over_before,
+        "no_profile": fitted.no_profile,
+        "malformed": len(fitted.malformed),
+    }
+
+
+_LEFT_OUT_WORDS = {
+    "without_gpu": "without a GPU",
+    "zero_lifetime": "of zero lifetime",
+    "over_before_begin": "over before the beginning",
+    "no_profile": "larger than any profile",
+    "malformed": "malformed",
+}
+
+
+def _in_words(trace: Trace, fitted: Fitted, over_before: int) -> Iterator[str]:
+    """What is not replayed: the counts, then the malformed rows one by one."""
+    counts = _left_out(trace, fitted, over_before)
+    parts = [f"{n} {_LEFT_OUT_WORDS[name]}" for name, n in counts.items() if n]
+    if parts:
+        yield f"Rows left out: {', '.join(parts)}."
+    for line, reason in fitted.malformed[:_SHOWN_LINES]:
+        yield f"  line {line}: {reason}"
+    if len(fitted.malformed) > _SHOWN_LINES:
+        yield f"  and {len(fitted.malformed) - _SHOWN_LINES} more (--json lists them)"
+
+
+def _nothing_left(trace: Trace, fitted: Fitted) -> str:
+    why = " ".join(_in_words(trace, fitted, 0)) or "It has no rows."
+    return f"{trace.source} holds no request that can be replayed. {why}"
+
+
+def _document(
+    setting: Row, trace: Trace, fitted: Fitted, timeline: Timeline, results: list[dict[str, object]]
+) -> Row:
+    return {
+        **setting,
+        "begin_seconds": float(timeline.begin),
+        "measured_seconds": timeline.seconds,
+        "preplaced": timeline.preplaced,
+        "arrivals": len(timeline.arrivals),
+        "left_out": _left_out(trace, fitted, timeline.over_before),
+        "malformed_rows": [row._asdict() for row in fitted.malformed],
+        "results": results,
+    }
+
+
+def _flat(row: Row, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Columns for CSV: a table within a row becomes columns with dots in their names."""
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+_COLUMNS = {
+    "rejected %": ("rejected_share", 100, 2),
+    "of slices": ("rejected_slices_share", 100, 2),
+    "util. %": ("utilization_percent", 1, 1),
+    "peak": ("peak_utilization_percent", 1, 1),
+    "active %": ("active_gpus_percent", 1, 1),
+    "F": ("fragmentation", 1, 2),
+}
+"""By heading: the figure, what to multiply it with, and how many digits to show."""
+
+
+def _print(
+    setting: Row, trace: Trace, fitted: Fitted, timeline: Timeline, results: list[dict[str, object]]
+) -> None:
+    console = Console(highlight=False, markup=False)
+    for line in _summary(setting, timeline):
+        console.print(line, soft_wrap=True)
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    table.add_column("", no_wrap=True)
+    for heading in (*_COLUMNS, "fragmented"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in results:
+        cells = [_cell(row[name], factor, digits) for name, factor, digits in _COLUMNS.values()]
+        reasons, rejected = row["rejected_by_reason"], row["rejected"]
+        assert isinstance(reasons, dict)
+        assert isinstance(rejected, int)
+        table.add_row(Text(str(row["policy"])), *cells, f"{reasons['fragmented']}/{rejected}")
+    console.print(table)
+    console.print("fragmented: of the rejections, how many although enough slices were free")
+    for row in results:
+        if row["preplaced_rejected"]:
+            console.print(
+                f"{row['policy']}: {row['preplaced_rejected']} of the {timeline.preplaced} to be "
+                "placed beforehand found no place",
+                soft_wrap=True,
+            )
+    for line in _in_words(trace, fitted, timeline.over_before):
+        console.print(line, soft_wrap=True)
+
+
+def _summary(setting: Row, timeline: Timeline) -> Iterator[str]:
+    """What was replayed, with everything that changes the figures."""
+    on = f"on {setting['gpus']} {setting['model']}"
+    scaled = "" if setting["scale"] is None else f", shares x {setting['scale']:g}"
+    yield f"{setting['trace']} ({setting['format']}) {on}{scaled}"
+    compress, hours = float(timeline.compress), timeline.seconds / 3600
+    before = f" after {timeline.preplaced} placed beforehand" if timeline.preplaced else ""
+    faster = "" if compress == 1 else f", arrivals compressed {compress:g} times"
+    yield (
+        f"{len(timeline.arrivals)} requests in {hours:.4g} hours{before}{faster}; "
+        f"offered load {setting['offered_load']:.2f}"
+    )
+
+
+def _cell(value: object, factor: float, digits: int) -> str:
+    return f"{value * factor:.{digits}f}" if isinstance(value, (int, float)) else "-"
+
+
+def _plot(setting: Row, results: list[dict[str, object]], path: Path) -> None:
+    from slicewise.figures.replay import replay_bars
+    from slicewise.figures.save import save_as
+
+    save_as(replay_bars(results, setting), path)

@@ -1,0 +1,40 @@
+"""Least lost placements: leave as many places open as possible, and empty GPUs for last.
+
+MFI looks at how blocked a GPU becomes. This policy counts what is actually lost: the legal
+placements that are open now and would not be open any more. Half a lost placement is made up for
+by an occupied slice, so that fuller GPUs are preferred, since they have less left to lose. An
+empty GPU is opened only when no other has a window: it is all that a whole-GPU profile can use.
+
+How it was found and what else was tried: docs/study.md.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from slicewise.core.geometry import Geometry, Profile
+from slicewise.policies.base import ScorePolicy
+
+
+class LeastLost(ScorePolicy):
+    """Goes where the fewest legal placements are lost."""
+
+    name = "least-lost"
+    summary = "Fewest legal placements lost, rather on fuller GPUs, empty ones last (the default)."
+
+    def score(
+        self, geometry: Geometry, profile: Profile, mask: int, start: int
+    ) -> tuple[bool, int]:
+        """Whether the GPU is empty; then twice the placements lost, less the occupied slices."""
+        places = open_places(geometry)
+        lost = places[mask] - places[mask | profile.window(start)]
+        return mask == 0, 2 * lost - mask.bit_count()
+
+
+@lru_cache(maxsize=256)
+def open_places(geometry: Geometry) -> tuple[int, ...]:
+    """By mask: how many legal placements of plain profiles are open."""
+    windows = [
+        profile.window(start) for profile in geometry.plain_profiles for start in profile.starts
+    ]
+    return tuple(sum(not window & mask for window in windows) for mask in range(geometry.full + 1))
