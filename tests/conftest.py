@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+from hypothesis import settings
 
 from slicewise.catalog import Catalog
 from slicewise.core.geometry import Geometry
+
+# No test may depend on how fast the machine is. In CI the same cases are tried every time, so that
+# a run can be repeated; elsewhere they are drawn anew and may find what was not thought of.
+settings.register_profile("slicewise", deadline=None, derandomize=bool(os.environ.get("CI")))
+settings.load_profile("slicewise")
 
 SCHEDULABLE = [e.geometry for e in Catalog.builtin().entries() if e.geometry is not None]
 

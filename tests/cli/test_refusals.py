@@ -105,7 +105,7 @@ LINES = st.lists(st.one_of(WORDS, st.text(max_size=6)), max_size=9)
 @given(command=st.sampled_from(["", "geometry", "score", "policies", "simulate"]), rest=LINES)
 def test_no_command_line_brings_a_traceback(command: str, rest: list[str]) -> None:
     cheap = ["--workers", "1", "--runs", "1", "--gpus", "2"] if command == "simulate" else []
-    if any(word.isdigit() and int(word) > 3 for word in rest):
+    if any(word.isdecimal() and int(word) > 3 for word in rest):
         cheap = ["--workers", "0"]  # refused before anything large is simulated
     arguments = [word for word in (command,) if word] + cheap + rest
     if "simulate" in rest:
