@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,14 @@ SIMULATE = ["simulate", "--workers", "1", "--runs", "1", "--gpus", "2"]
 
 
 def outcome(arguments: list[str]) -> tuple[int, str, str]:
+    """What a command line comes to, in a folder of its own: it may write any file there."""
     out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.chdir(folder),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
         status = exit_status(arguments)
     return status, out.getvalue(), err.getvalue()
 

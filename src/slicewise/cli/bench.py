@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from slicewise.catalog import load_geometry
-from slicewise.cli.options import DEFAULT_MODEL, AsJson, chosen_policies
-from slicewise.cli.output import Row, as_json, prepare_file
+from slicewise.cli.options import DEFAULT_MODEL, AsJson, PlotFile, chosen_policies
+from slicewise.cli.output import Row, as_json, prepare_files
 from slicewise.cli.progress import progress
 from slicewise.core.errors import SlicewiseError
 from slicewise.policies.base import TablePolicy
@@ -37,9 +36,7 @@ def bench(
         bool, typer.Option("--full", help="All built-in table policies, and longer measurements.")
     ] = False,
     json: AsJson = False,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also draw it: .png or .svg.")
-    ] = None,
+    plot: PlotFile = None,
 ) -> None:
     """Time decisions at 85% sustained load: engine, compiled, and the paper's scan beside them."""
     from slicewise.sim.bench import Plan, benchmark
@@ -55,9 +52,7 @@ def bench(
     sizes = sorted(set(gpus or SIZES))
     if not 10 <= sizes[0] <= sizes[-1] <= 10_000_000:
         raise SlicewiseError("gpus must be 10 to 10000000")
-    if plot is not None and plot.suffix not in (".png", ".svg"):
-        raise SlicewiseError(f"--plot {str(plot)!r} must end in .png or .svg")
-    prepare_file(plot)
+    prepare_files(None, plot)
     plan = Plan(140_000, 7_000_000, 1_500_000_000, 150_000_000) if full else Plan()
     mix = parse_mix("uniform", load_geometry(DEFAULT_MODEL))
     with progress(len(sizes) * len(policies), "measurements") as tick:

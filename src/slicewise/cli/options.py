@@ -29,6 +29,12 @@ ModelName = Annotated[
         help=f"GPU model (default {DEFAULT_MODEL}, or the one of --geometry).",
     ),
 ]
+Gpus = Annotated[int, typer.Option(metavar="N", help="GPUs in the cluster.")]
+Seed = Annotated[int, typer.Option(metavar="N", help="The same seed gives the same result.")]
+CsvFile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Also write the rows to this file.")
+]
+PlotFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw it: .png or .svg.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Workers = Annotated[
     int | None,

@@ -32,10 +32,16 @@ def prepare_folder(path: Path) -> None:
         raise _unwritable(path, error) from None
 
 
-def prepare_file(path: Path | None) -> None:
-    """See that a file can be created, before any long work; an existing one is left as it is."""
-    if path is None:
-        return
+def prepare_files(csv: Path | None, plot: Path | None) -> None:
+    """See that what was asked for can be written, before any long work."""
+    if plot is not None and plot.suffix not in (".png", ".svg"):
+        raise SlicewiseError(f"--plot {str(plot)!r} must end in .png or .svg")
+    for path in filter(None, (csv, plot)):
+        _prepare_file(path)
+
+
+def _prepare_file(path: Path) -> None:
+    """See that a file can be created; one that exists is left as it is."""
     try:
         existed = path.exists()
         with path.open("ab"):

@@ -15,12 +15,15 @@ from rich.text import Text
 
 from slicewise.cli.options import (
     AsJson,
+    CsvFile,
     GeometryFiles,
+    Gpus,
     ModelName,
+    PlotFile,
     chosen_geometry,
     chosen_policies,
 )
-from slicewise.cli.output import Row, as_csv, as_json, prepare_file, write_text
+from slicewise.cli.output import Row, as_csv, as_json, prepare_files, write_text
 from slicewise.cli.progress import progress
 from slicewise.cli.simulate import DEFAULT_POLICIES
 from slicewise.core.errors import SlicewiseError
@@ -47,7 +50,7 @@ def replay(
     ] = None,
     model: ModelName = None,
     geometry: GeometryFiles = None,
-    gpus: Annotated[int, typer.Option(metavar="N", help="GPUs in the cluster.")] = 100,
+    gpus: Gpus = 100,
     scale: Annotated[
         float | None,
         typer.Option(
@@ -72,12 +75,8 @@ def replay(
         bool, typer.Option("--strict", help="Refuse a file with a malformed row.")
     ] = False,
     json: AsJson = False,
-    csv: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write the rows to this file.")
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also draw them: .png or .svg.")
-    ] = None,
+    csv: CsvFile = None,
+    plot: PlotFile = None,
 ) -> None:
     """Compare policies on the requests of a recorded trace."""
     chosen = chosen_geometry(model, geometry)
@@ -87,10 +86,7 @@ def replay(
     factor = _exact("--scale", 1 if scale is None else scale, 0.001, 1000)
     squeeze = _exact("--compress", compress, 0.001, 1_000_000)
     start = None if begin is None else _exact("--begin", begin, 0, 1e15)
-    if plot is not None and plot.suffix not in (".png", ".svg"):
-        raise SlicewiseError(f"--plot {str(plot)!r} must end in .png or .svg")
-    prepare_file(csv)
-    prepare_file(plot)
+    prepare_files(csv, plot)
 
     recorded = read_trace(trace, form, strict=strict)
     if recorded.format is TraceFormat.PLAIN and scale is not None:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 import slicewise
 from slicewise.catalog import load_geometry
-from slicewise.cli.options import DEFAULT_MODEL, AsJson, Workers, positive_workers
+from slicewise.cli.options import DEFAULT_MODEL, AsJson, Seed, Workers, positive_workers
 from slicewise.cli.output import Row, as_csv, as_json, prepare_folder, write_text
 from slicewise.cli.progress import run_with_progress
 from slicewise.paper.comparison import Cell, Comparison, compare
@@ -45,9 +45,7 @@ def reproduce(
     runs: Annotated[
         int, typer.Option(metavar="N", help="Independent runs (the paper: 500).")
     ] = 500,
-    seed: Annotated[
-        int, typer.Option(metavar="N", help="The same seed gives the same result.")
-    ] = 1,
+    seed: Seed = 1,
     lifetime: Annotated[
         Lifetime,
         typer.Option(help="Longest lifetime: what fits the figures, or the paper's own words."),

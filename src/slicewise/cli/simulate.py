@@ -12,18 +12,21 @@ from rich.text import Text
 
 from slicewise.cli.options import (
     AsJson,
+    CsvFile,
     ExperimentName,
     GeometryFiles,
+    Gpus,
     ModelName,
+    PlotFile,
+    Seed,
     Workers,
     chosen_geometry,
     chosen_mixes,
     chosen_policies,
     positive_workers,
 )
-from slicewise.cli.output import Row, as_csv, as_json, prepare_file, write_text
+from slicewise.cli.output import Row, as_csv, as_json, prepare_files, write_text
 from slicewise.cli.progress import run_with_progress
-from slicewise.core.errors import SlicewiseError
 from slicewise.sim.experiment import ORACLE, Experiment, Published, Steady
 from slicewise.sim.results import published_rows, steady_rows
 from slicewise.sim.runner import Outcome
@@ -58,14 +61,12 @@ def simulate(
     ] = None,
     model: ModelName = None,
     geometry: GeometryFiles = None,
-    gpus: Annotated[int, typer.Option(metavar="N", help="GPUs in the cluster.")] = 100,
+    gpus: Gpus = 100,
     gpus_per_node: Annotated[
         int, typer.Option(metavar="N", help="GPUs on a node, for policies that choose a node.")
     ] = 8,
     runs: Annotated[int, typer.Option(metavar="N", help="Independent runs.")] = 20,
-    seed: Annotated[
-        int, typer.Option(metavar="N", help="The same seed gives the same result.")
-    ] = 1,
+    seed: Seed = 1,
     experiment: Annotated[
         ExperimentName, typer.Option(help="Fill up once, or go on at a constant load.")
     ] = ExperimentName.PUBLISHED,
@@ -89,12 +90,8 @@ def simulate(
     ] = Lifetime.CAPACITY,
     workers: Workers = None,
     json: AsJson = False,
-    csv: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write the rows to this file.")
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also draw them: .png or .svg.")
-    ] = None,
+    csv: CsvFile = None,
+    plot: PlotFile = None,
 ) -> None:
     """Compare policies on the same arrivals, with 95% intervals over the runs."""
     chosen = chosen_geometry(model, geometry)
@@ -118,10 +115,7 @@ def simulate(
             warmup=warmup,
             oracle=oracle,
         )
-    if plot is not None and plot.suffix not in (".png", ".svg"):
-        raise SlicewiseError(f"--plot {str(plot)!r} must end in .png or .svg")
-    prepare_file(csv)
-    prepare_file(plot)
+    prepare_files(csv, plot)
     unit = "runs" if isinstance(what, Published) else "slots"
     outcome = run_with_progress(what, positive_workers(workers), unit)
     rows: list[Row] = [*(published_rows if isinstance(what, Published) else steady_rows)(outcome)]
