@@ -25,6 +25,8 @@ from slicewise.core.fragmentation import (
 from slicewise.core.geometry import Budget, Geometry, Placement, Profile
 from slicewise.core.request import Need, Reason, Rejection, Request
 from slicewise.core.states import GpuState
+from slicewise.engine.defrag import Plan, Planner
+from slicewise.engine.moves import Move, carry_out
 from slicewise.engine.scheduler import Placed, PolicyError, Released, Scheduler
 from slicewise.policies.base import (
     AdaptivePolicy,
@@ -49,11 +51,14 @@ __all__ = [
     "GeometryError",
     "GpuState",
     "Instance",
+    "Move",
     "Need",
     "Node",
     "Placed",
     "Placement",
     "PlacementError",
+    "Plan",
+    "Planner",
     "Policy",
     "PolicyError",
     "Preference",
@@ -73,6 +78,7 @@ __all__ = [
     "UnknownNameError",
     "__version__",
     "blocked_starts",
+    "carry_out",
     "is_fragmented",
     "load_geometry",
     "policy",

@@ -44,6 +44,8 @@ def check_books(cluster: Cluster, living: dict[int, Instance]) -> None:
         assert cluster.fragmentation(reading) == pytest.approx(total / max(1, len(masks)))
     for gpu, mask in masks.items():
         assert cluster.state(gpu).mask == mask
+        here = sorted(instance for instance in living.values() if instance.gpu == gpu)
+        assert cluster.instances_on(gpu) == here
     schedulable = {gpu for node in cluster.nodes if node.schedulable for gpu in node.gpus}
     assert set(cluster.schedulable) == schedulable
     members = [set(m) for m in cluster.members]
@@ -109,6 +111,8 @@ def test_refusals_say_why(a100: Geometry) -> None:
     for gpu in (-1, 2):
         with pytest.raises(PlacementError, match="no GPU"):
             cluster.place(gpu, "1g.10gb", 0)
+        with pytest.raises(PlacementError, match="no GPU"):
+            cluster.instances_on(gpu)
     cluster.place(0, "1g.10gb+me", 0)
     with pytest.raises(PlacementError, match="media-extension budget \\(1 of 1 used\\)"):
         cluster.place(0, "1g.10gb+me", 1)

@@ -10,6 +10,7 @@ import typer
 import slicewise
 from slicewise.cli import (
     bench,
+    defrag,
     geometry_command,
     policies,
     replay,
@@ -32,6 +33,7 @@ app.command("policies")(policies.policies)
 app.command("simulate")(simulate.simulate)
 app.command("replay")(replay.replay)
 app.command("reproduce")(reproduce.reproduce)
+app.command("defrag")(defrag.defrag)
 app.command("bench")(bench.bench)
 
 

@@ -17,8 +17,9 @@ import numpy.typing as npt
 
 from slicewise.core.errors import PlacementError, SlicewiseError, UnknownNameError
 from slicewise.core.fragmentation import Reading, score_table
-from slicewise.core.geometry import Geometry, Placement
+from slicewise.core.geometry import Geometry
 from slicewise.core.idset import NONE, IdSet
+from slicewise.core.residents import Residents
 from slicewise.core.states import ILLEGAL, GpuState, state_space
 
 _GONE = -1
@@ -63,8 +64,10 @@ class Cluster:
         """The lowest schedulable GPU in each state, or NONE."""
         self.schedulable = IdSet()
         """All schedulable GPUs."""
-        self._after_place: list[tuple[int, ...]] = []
-        self._after_release: list[tuple[int, ...]] = []
+        self.after_place: list[tuple[int, ...]] = []
+        """State by placement: the state that follows, or ILLEGAL."""
+        self.after_release: list[tuple[int, ...]] = []
+        """State by placement: the state left when that instance ends, or ILLEGAL."""
         self._taken: list[int] = []
         self._f_partial: list[int] = []
         self._f_overlap: list[int] = []
@@ -80,6 +83,7 @@ class Cluster:
         self._where = array("Q")
         self._generation = array("I")
         self._free_slots: list[int] = []
+        self._residents = Residents()
 
         self._gpus = self._slices = self._occupied = self._active = 0
         self._sum_partial = self._sum_overlap = 0
@@ -107,6 +111,7 @@ class Cluster:
             ids = range(len(self.state_of), len(self.state_of) + gpus)
             self.state_of.extend([_GONE] * gpus)
             self._node_of.extend([_GONE] * gpus)
+            self._residents.add_gpus(gpus)
         number = len(self._node_names)
         self._node_names.append(name)
         for gpu in ids:
@@ -193,8 +198,8 @@ class Cluster:
         self.members.extend(IdSet() for _ in space.states)
         self.first = np.concatenate([self.first, np.full(len(space), NONE, np.int64)])
         for table, rows in (
-            (self._after_place, space.after_place),
-            (self._after_release, space.after_release),
+            (self.after_place, space.after_place),
+            (self.after_release, space.after_release),
         ):
             table.extend(tuple(t if t == ILLEGAL else t + base for t in row) for row in rows)
         masks = [state.mask for state in space.states]
@@ -225,7 +230,7 @@ class Cluster:
     def put(self, gpu: int, placement: int) -> Instance:
         """Create an instance by the number its placement has in the GPU's geometry."""
         old = self.state_of[gpu]
-        new = self._after_place[old][placement]
+        new = self.after_place[old][placement]
         if new == ILLEGAL:
             raise self._refusal(gpu, placement)
         self._move(gpu, old, new)
@@ -235,9 +240,10 @@ class Cluster:
             self._where[slot] = where
             identity = self._generation[slot] << _SLOT_BITS | slot
         else:
-            identity = len(self._where)
+            identity = slot = len(self._where)
             self._where.append(where)
             self._generation.append(0)
+        self._residents.enter(gpu, slot)
         _, profile, start, _ = self.states[new].geometry.placements[placement]
         return Instance(identity, gpu, profile.name, start, profile.size)
 
@@ -282,6 +288,13 @@ class Cluster:
             if where != _FREE_SLOT:
                 yield self._instance_in(slot, self._generation[slot] << _SLOT_BITS | slot)
 
+    def instances_on(self, gpu: int) -> list[Instance]:
+        """The living instances on one GPU, by id."""
+        self._check_gpu(gpu)
+        generation = self._generation
+        ids = sorted(generation[slot] << _SLOT_BITS | slot for slot in self._residents.on(gpu))
+        return [self._instance_in(i & (1 << _SLOT_BITS) - 1, i) for i in ids]
+
     def _instance_in(self, slot: int, identity: int) -> Instance:
         where = self._where[slot]
         gpu = where >> _PLACEMENT_BITS
@@ -295,7 +308,8 @@ class Cluster:
         where = self._where[slot]
         gpu = where >> _PLACEMENT_BITS
         old = self.state_of[gpu]
-        self._move(gpu, old, self._after_release[old][where & (1 << _PLACEMENT_BITS) - 1])
+        self._move(gpu, old, self.after_release[old][where & (1 << _PLACEMENT_BITS) - 1])
+        self._residents.leave(gpu, slot)
         self._where[slot] = _FREE_SLOT
         self._free_slots.append(slot)
 
@@ -331,7 +345,7 @@ class Cluster:
         if placement.window & state.mask:
             taken = state.geometry.mask_text(state.mask)
             return PlacementError(f"{what} overlaps occupied slices ({taken}, slice 0 first)")
-        return PlacementError(f"{what} would exceed {_overdrawn(state, placement)}")
+        return PlacementError(f"{what} would exceed {state.overdrawn(placement.profile)}")
 
     # What the cluster looks like
 
@@ -381,13 +395,3 @@ class Cluster:
         """Mean F over all GPUs."""
         total = self._sum_partial if reading is Reading.PARTIAL else self._sum_overlap
         return total / self._gpus if self._gpus else 0.0
-
-
-def _overdrawn(state: GpuState, placement: Placement) -> str:
-    needs = state.geometry.needs(placement.profile)
-    budget, used = next(
-        (budget, used)
-        for budget, used, need in zip(state.geometry.all_budgets, state.used, needs, strict=True)
-        if used + need > budget.total
-    )
-    return f"the GPU's {budget.name} budget ({used} of {budget.total} used)"

@@ -46,6 +46,16 @@ class GpuState:
             )
         )
 
+    def overdrawn(self, profile: Profile) -> str:
+        """The first budget that an instance, not within budgets, would overdraw, in words."""
+        needs = self.geometry.needs(profile)
+        budget, used = next(
+            (budget, used)
+            for budget, used, need in zip(self.geometry.all_budgets, self.used, needs, strict=True)
+            if used + need > budget.total
+        )
+        return f"the GPU's {budget.name} budget ({used} of {budget.total} used)"
+
     def feasible_starts(self, profile: Profile) -> tuple[int, ...]:
         """The starts at which the hardware would accept ``profile`` now, ascending."""
         if not self.within_budgets(profile):

@@ -1,0 +1,124 @@
+"""Migration pairs with the steady experiment, keeps to its budget, and rejects less."""
+
+from __future__ import annotations
+
+import pytest
+
+from slicewise import Cluster, Geometry, Request, Scheduler, SlicewiseError, policy
+from slicewise.core.request import Rejection
+from slicewise.policies.base import Policy
+from slicewise.sim import experiment as experiment_module
+from slicewise.sim.experiment import STEADY_COLUMNS, Steady
+from slicewise.sim.migration import (
+    MIGRATION_COLUMNS,
+    Budget,
+    MigratingRun,
+    Migration,
+    migration_rows,
+)
+from slicewise.sim.mix import parse_mix
+from slicewise.sim.results import steady_rows
+from slicewise.sim.runner import run_experiment
+
+
+def ignore(units: int) -> None:
+    """No progress is shown."""
+
+
+def policies(*names: str) -> tuple[Policy, ...]:
+    return tuple(policy(name) for name in names)
+
+
+def test_without_a_budget_it_is_the_steady_experiment(
+    a100: Geometry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experiment_module, "_CHUNK", 333)  # drawn in several pieces
+    mixes = (parse_mix("uniform", a100),)
+    for name in ("best-fit", "best-fit-strict", "round-robin"):
+        still = Migration(mixes, policies(name), 12, 1, 1, load=0.95, lifetimes=6, share=0)
+        steady = Steady(mixes, policies(name), 12, 1, 1, True, load=0.95, lifetimes=6)
+        ours, theirs = still.simulate(0, 0, 0, ignore), steady.simulate(0, 0, 0, ignore)
+        assert ours[: len(STEADY_COLUMNS)].tolist() == theirs.tolist()
+        assert ours[len(STEADY_COLUMNS) :].tolist() == [0, 0]
+        assert theirs[1] > 0, "a run without a rejection would show little"
+    assert still.runs_on_engine(still.policies[0])
+
+
+def test_it_rejects_less_within_its_budget_and_never_beats_the_oracle(a100: Geometry) -> None:
+    mixes = (parse_mix("uniform", a100), parse_mix("bimodal", a100))
+    names = ("mfi-overlap", "best-fit")
+    settings = {"load": 0.9, "lifetimes": 12}
+    moving = Migration(mixes, policies(*names), 30, 2, 1, share=0.05, **settings)  # type: ignore[arg-type]
+    still = Migration(mixes, policies(*names), 30, 2, 1, share=0, **settings)  # type: ignore[arg-type]
+    outcome = run_experiment(moving, 1, ignore)
+    rows = migration_rows(outcome)
+    for row, before in zip(rows, steady_rows(run_experiment(still, 1, ignore)), strict=True):
+        assert row["share"] == 0.05
+        if row["policy"] == "oracle":
+            assert row["migrated_share"] is row["moved_slices_share_ci95"] is None
+            continue
+        shares = [row["oracle_rejected_share"], row["rejected_share"], before["rejected_share"]]
+        assert shares == sorted(shares)  # type: ignore[type-var]
+        assert shares[1] < shares[2]  # type: ignore[operator]
+        # All of the budget of the warm-up, a third of the rest, may be spent after it.
+        assert 0 < row["migrated_share"] <= 0.05 * 4 / 3  # type: ignore[operator]
+        assert row["moved_slices_share"] > 0  # type: ignore[operator]
+        assert isinstance(row["migrated_share_ci95"], list)
+    assert len(MIGRATION_COLUMNS) == len(outcome.samples[0, 0][0]) == len(outcome.samples[0, 2][0])
+    again = run_experiment(moving, 2, ignore)
+    assert migration_rows(again) == rows, "whoever computes it"
+
+
+def test_one_run_has_no_interval(a100: Geometry) -> None:
+    experiment = Migration(
+        (parse_mix("uniform", a100),), policies("best-fit"), 5, 1, 1, lifetimes=4, oracle=False
+    )
+    (row,) = migration_rows(run_experiment(experiment, 1, ignore))
+    assert row["migrated_share_ci95"] is None
+
+
+def test_the_budget_saves_and_prefers_short_plans() -> None:
+    budget = Budget(0.02)
+    for _ in range(49):
+        budget.earn()
+    assert budget.longest_plan == 0
+    budget.earn()
+    assert budget.longest_plan == 1
+    for _ in range(950):
+        budget.earn()
+    assert budget.longest_plan == 2, "twenty moves are saved"
+    budget.spend(2)
+    assert budget.longest_plan == 1
+    for _ in range(100_000):
+        budget.earn()
+    assert budget.longest_plan == 8
+
+
+def test_moved_tenants_leave_when_they_would_have_left(a100: Geometry) -> None:
+    mix = parse_mix("1g.10gb=0.5,4g.40gb=0.5", a100)
+    cluster = Cluster.of(a100, 2)
+    run = MigratingRun(Scheduler(cluster, "worst-fit"), mix, share=1, settled=3)
+    small, big = 0, 1
+    # Spread out, two small ones keep both GPUs from serving a 4g.
+    assert [run.slot(0, small, 9), run.slot(1, small, 9)] == [True, True]
+    for instance in list(cluster.instances()):
+        run._until.pop(instance.id)
+        run._leaving[9 + instance.gpu].remove(instance.id)
+        cluster.release(instance)
+    for gpu in range(2):
+        run._stays(cluster.place(gpu, "1g.10gb", gpu), 9 + gpu)
+    assert isinstance(Scheduler(cluster, "mfi").submit(Request("4g.40gb")), Rejection)
+    assert run.slot(2, big, 100)
+    assert (run.moves, run.moved_slices) == (1, 1)
+    assert cluster.instance_count == 3
+    run.slot(3, small, 1)
+    assert (run.moves, run.moved_slices) == (0, 0), "counted from where measuring begins"
+    for slot in range(4, 12):
+        run.slot(slot, small, 1)
+    assert cluster.instance_count == 2, "the 4g and the latest small one"
+
+
+def test_shares_that_cannot_be_are_refused(a100: Geometry) -> None:
+    for share in (-0.1, float("nan"), 101):
+        with pytest.raises(SlicewiseError, match=r"is not in 0\.\.100"):
+            Migration((parse_mix("uniform", a100),), policies("mfi"), share=share)
