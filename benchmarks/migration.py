@@ -3,8 +3,8 @@
     .venv/bin/python benchmarks/migration.py [RUNS] [SHARE] [POLICY,...] [SEED]
 
 Sustained load 0.90 on 100 A100-80GB. The target for each distribution is 1.2 times what the
-oracle rejects, plus 0.05 points. Seed 1 was used to choose the rule by which the budget is spent, so
-the default is another. The defaults take some minutes on two cores.
+oracle rejects, plus 0.05 points. Seed 1 was used to choose the rule by which the budget is spent,
+so the default is another. The defaults take some minutes on two cores.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def main(arguments: list[str]) -> None:
     still = Migration(chosen, policies, 100, int(runs), int(seed), load=LOAD, share=0)
     without = steady_rows(run_experiment(still, None, lambda units: None))
     print(
-        f"load {LOAD}, 100 A100-80GB, {runs} runs, seed {seed}, {float(share):.1%} moves an arrival; in %\n"
+        f"load {LOAD}, 100 A100-80GB, {runs} runs, seed {seed}, "
+        f"{float(share):.1%} moves an arrival; in %\n"
     )
     print("| distribution | policy | without | with | oracle | target | moves | of slices |")
     print("|---|---|--:|--:|--:|--:|--:|--:|")
