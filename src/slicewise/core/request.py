@@ -75,6 +75,8 @@ class Reason(StrEnum):
     """Enough slices are free on some GPU, but every legal window there is blocked."""
     UNKNOWN_PROFILE = "unknown profile"
     """No GPU model of this cluster offers what was asked for."""
+    QUOTA = "quota"
+    """The tenant has as much as it may have; what others ask for is not concerned."""
 
 
 @dataclass(frozen=True, slots=True)

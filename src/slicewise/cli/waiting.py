@@ -1,0 +1,106 @@
+"""The options of a queue: who waits, in what order, and for how long."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from slicewise.core.errors import SlicewiseError
+from slicewise.engine.queue import Discipline
+
+BACKFILL = 16
+"""How far behind a blocked head to look, unless said otherwise."""
+
+PATIENCE = 1.0
+
+
+class QueueName(StrEnum):
+    """The disciplines by name."""
+
+    FIFO = "fifo"
+    BACKFILL = "backfill"
+
+
+QueueOption = Annotated[
+    QueueName | None,
+    typer.Option(
+        "--queue",
+        help="Steady: who finds no place waits, strictly in order or with others passing.",
+    ),
+]
+BackfillOption = Annotated[
+    int | None,
+    typer.Option(
+        "--backfill",
+        metavar="N",
+        help=f"Queue: how many behind a blocked head are looked at (default {BACKFILL}).",
+    ),
+]
+OvertakesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--overtakes",
+        metavar="N",
+        help="Queue: how often one may be overtaken "
+        f"before nothing passes it (default {Discipline().overtakes}).",
+    ),
+]
+PatienceOption = Annotated[
+    float | None,
+    typer.Option(
+        "--patience",
+        metavar="X",
+        help="Queue: mean lifetimes until a request gives up; inf is never "
+        f"(default {PATIENCE:g}).",
+    ),
+]
+PriorityShareOption = Annotated[
+    float | None,
+    typer.Option(
+        "--priority-share",
+        metavar="X",
+        help="Queue: the share of requests that go before the others (default 0).",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """The options of a queue as they were given; None where they were not."""
+
+    queue: QueueName | None = None
+    backfill: int | None = None
+    overtakes: int | None = None
+    patience: float | None = None
+    priority_share: float | None = None
+
+    def check(self, steady: bool) -> None:
+        """Refuse options that would say nothing."""
+        given = {
+            "--backfill": self.backfill,
+            "--overtakes": self.overtakes,
+            "--patience": self.patience,
+            "--priority-share": self.priority_share,
+        }
+        for name, value in given.items():
+            if value is None:
+                continue
+            if self.queue is None:
+                raise SlicewiseError(f"{name} needs a queue: add --queue fifo or --queue backfill")
+            if self.queue is QueueName.FIFO and name in ("--backfill", "--overtakes"):
+                raise SlicewiseError(f"{name}: nothing passes in fifo; say --queue backfill")
+        if self.queue is not None and not steady:
+            raise SlicewiseError("a queue needs the steady experiment: add --experiment steady")
+
+    @property
+    def discipline(self) -> Discipline:
+        """How the queue is served."""
+        if self.queue is QueueName.FIFO:
+            return Discipline()
+        backfill = BACKFILL if self.backfill is None else self.backfill
+        return (
+            Discipline(backfill) if self.overtakes is None else Discipline(backfill, self.overtakes)
+        )
