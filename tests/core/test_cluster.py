@@ -161,6 +161,21 @@ def test_undo_leaves_no_trace(a100: Geometry) -> None:
         cluster.undo_release(kept)
 
 
+def test_gpus_spread_over_nodes(a100: Geometry) -> None:
+    def nodes(*sizes: int) -> list[tuple[str, range]]:
+        return [(node.name, node.gpus) for node in Cluster.of(a100, *sizes).nodes]
+
+    assert nodes(3) == nodes(3, 3) == nodes(3, 8) == [("node-0", range(3))]
+    assert nodes(5, 2) == [
+        ("node-0", range(2)),
+        ("node-1", range(2, 4)),
+        ("node-2", range(4, 5)),
+    ]
+    for sizes in ((0,), (0, 8), (-1, 1), (4, 0)):
+        with pytest.raises(SlicewiseError, match="at least one GPU, not"):
+            Cluster.of(a100, *sizes)
+
+
 def test_nodes_by_name(a100: Geometry) -> None:
     cluster = Cluster()
     assert cluster.fragmentation() == 0

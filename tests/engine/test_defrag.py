@@ -255,6 +255,23 @@ def test_a_plan_by_hand(a100: Geometry) -> None:
     assert [move.instance.gpu for move in pinned.moves] == [1]
 
 
+def test_a_request_that_fits_may_have_another_place(a100: Geometry) -> None:
+    cluster = Cluster.of(a100, 3)
+    small = cluster.place(0, "1g.10gb", 0)
+    cluster.place(0, "3g.40gb", 4)
+    cluster.place(1, "4g.40gb", 0)
+    cluster.place(1, "2g.20gb", 4)
+    planner = Planner(cluster)
+    at_once = planner.to_fit(Request("4g.40gb"), 1)
+    assert at_once is not None
+    assert (at_once.moves, at_once.gpu) == ((), 2)
+    plan = planner.to_fit(Request("4g.40gb"), 1, elsewhere=True)
+    assert plan is not None
+    assert (plan.moves, plan.gpu) == ((Move(small, 1, 6),), 0)
+    assert planner.to_fit(Request("4g.40gb"), 0, elsewhere=True) is None
+    check(cluster, plan, ())
+
+
 def test_one_makes_room_for_another(a100: Geometry) -> None:
     """A 3g must leave for a 4g, and the only half for it is free once a 1g has moved."""
     cluster = Cluster.of(a100, 3)

@@ -11,6 +11,7 @@ from slicewise import (
     Instance,
     Need,
     Placed,
+    PlacementError,
     Policy,
     PolicyError,
     Reason,
@@ -19,10 +20,12 @@ from slicewise import (
     Request,
     ScanPolicy,
     Scheduler,
+    SlicewiseError,
     Spot,
     TablePolicy,
 )
 from slicewise.engine import scheduler as scheduler_module
+from slicewise.engine.moves import Move, Moved
 from slicewise.engine.reasons import Reasons
 from slicewise.policies.fits import BestFit, WorstFit
 from slicewise.policies.mfi import Mfi
@@ -182,3 +185,88 @@ def test_what_is_kept_ready_is_bounded(a100: Geometry, monkeypatch: pytest.Monke
         ranking.row(Request(Need(1, memory)))
         reasons.nowhere(Request(Need(9, memory)))
     assert len(ranking._rows) == len(reasons._obstacles) == 2
+
+
+def test_several_are_placed_together_and_published_then(a100: Geometry) -> None:
+    cluster = Cluster.of(a100, 2)
+    scheduler = Scheduler(cluster, "first-fit")
+    seen: list[object] = []
+    states: list[int] = []
+    scheduler.subscribe(seen.append)
+    scheduler.subscribe(lambda event: states.append(cluster.instance_count))
+    placed = scheduler.submit_all("3g.40gb", 3)
+    assert isinstance(placed, tuple)
+    assert [(instance.gpu, instance.start) for instance in placed] == [(0, 0), (0, 4), (1, 0)]
+    assert seen == [Placed(instance) for instance in placed]
+    assert states == [3, 3, 3], "nobody is told of the first before the last is placed"
+
+
+def test_several_or_none(a100: Geometry) -> None:
+    cluster = Cluster.of(a100, 2)
+    scheduler = Scheduler(cluster, "mfi")
+    held = scheduler.submit_all(Request("2g.20gb"), 1)
+    before = list(cluster.state_of)
+    seen: list[object] = []
+    scheduler.subscribe(seen.append)
+    rejection = scheduler.submit_all("3g.40gb", 4)
+    assert isinstance(rejection, Rejection)
+    assert rejection.reason is Reason.CAPACITY
+    assert seen == [rejection], "what was taken back was never there"
+    assert cluster.state_of == before
+    assert isinstance(scheduler.submit_all("3g.40gb", 4, waits=True), Rejection)
+    assert seen == [rejection], "a request that goes on waiting was not rejected"
+    with pytest.raises(SlicewiseError, match=r"0 instances of 3g\.40gb are none to place"):
+        scheduler.submit_all("3g.40gb", 0)
+    assert isinstance(held, tuple)
+    scheduler.release(held[0])
+    assert isinstance(scheduler.submit_all("3g.40gb", 4), tuple)
+
+
+def test_a_policy_that_fails_half_way_leaves_nothing_behind(a100: Geometry) -> None:
+    class GivesOut(LastGpu):
+        left = 2
+
+        def choose(self, cluster: Cluster, request: Request) -> Spot | None:
+            self.left -= 1
+            if self.left < 0:
+                raise ZeroDivisionError
+            return super().choose(cluster, request)
+
+    cluster = Cluster.of(a100, 3)
+    scheduler = Scheduler(cluster, GivesOut())
+    seen: list[object] = []
+    scheduler.subscribe(seen.append)
+    with pytest.raises(ZeroDivisionError):
+        scheduler.submit_all("7g.80gb", 3)
+    assert cluster.instance_count == 0
+    assert seen == []
+
+
+def test_whose_turn_it_is_can_be_carried_over(a100: Geometry) -> None:
+    scheduler = Scheduler(Cluster.of(a100, 3), "round-robin")
+    scheduler.submit("1g.10gb")
+    assert scheduler.turn == 1
+    scheduler.turn = 2
+    placed = scheduler.submit("1g.10gb")
+    assert isinstance(placed, Instance)
+    assert placed.gpu == 2
+    scan = Scheduler(Cluster.of(a100, 3), LastGpu())
+    scan.turn = 2
+    assert scan.turn == 0, "a scan policy keeps what it likes by itself"
+
+
+def test_moves_are_published_once_all_are_made(a100: Geometry) -> None:
+    cluster = Cluster.of(a100, 2)
+    scheduler = Scheduler(cluster, "first-fit")
+    heard: list[object] = []
+    scheduler.subscribe(heard.append)
+    instance = scheduler.submit("3g.40gb")
+    assert isinstance(instance, Instance)
+    heard.clear()
+    (there,) = scheduler.move([Move(instance, 1, 4)])
+    assert (there.gpu, there.start) == (1, 4)
+    assert heard == [Moved(instance, there)]
+    with pytest.raises(PlacementError):
+        scheduler.move([Move(there, 0, 0), Move(instance, 0, 4)])  # the second is not there
+    assert heard == [Moved(instance, there)]
+    assert list(cluster.instances()) == [there]

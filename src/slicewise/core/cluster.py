@@ -89,10 +89,17 @@ class Cluster:
         self._sum_partial = self._sum_overlap = 0
 
     @classmethod
-    def of(cls, geometry: Geometry, gpus: int) -> Cluster:
-        """A cluster of one node with this many empty GPUs."""
+    def of(cls, geometry: Geometry, gpus: int, gpus_per_node: int | None = None) -> Cluster:
+        """A cluster of this many empty GPUs, on one node unless it is said how many a node has.
+
+        The last node has what is left over.
+        """
+        each = gpus if gpus_per_node is None else gpus_per_node
+        if gpus < 1 or each < 1:
+            raise SlicewiseError(f"cluster and node need at least one GPU, not {min(gpus, each)}")
         cluster = cls()
-        cluster.add_node("node-0", geometry, gpus)
+        for number, first in enumerate(range(0, gpus, each)):
+            cluster.add_node(f"node-{number}", geometry, min(each, gpus - first))
         return cluster
 
     # Nodes
@@ -103,7 +110,7 @@ class Cluster:
             raise SlicewiseError(f"node {name!r} exists already")
         if gpus < 1:
             raise SlicewiseError(f"node {name!r} needs at least one GPU, not {gpus}")
-        empty = self._enter_model(geometry)
+        empty = self.know(geometry)
         spare = self._spare_ids.get(gpus)
         if spare:
             ids = spare.pop()
@@ -121,6 +128,16 @@ class Cluster:
         self._slices += gpus * geometry.slices
         self._nodes[name] = Node(name, geometry, ids, False)
         return self.resume(name)
+
+    def next_gpus(self, gpus: int) -> int:
+        """The id of the first GPU that a node of this size would get if it were added now."""
+        spare = self._spare_ids.get(gpus)
+        return spare[-1].start if spare else len(self.state_of)
+
+    @property
+    def spare_gpus(self) -> tuple[range, ...]:
+        """The ids that removed nodes left, by size; of one size, the last is given out first."""
+        return tuple(ids for size in sorted(self._spare_ids) for ids in self._spare_ids[size])
 
     def drain(self, name: str) -> Node:
         """Take a node's GPUs out of scheduling; what runs there stays."""
@@ -175,7 +192,7 @@ class Cluster:
 
     @property
     def models(self) -> tuple[Geometry, ...]:
-        """The GPU models that are or were in the cluster."""
+        """The GPU models the cluster knows: those that are or were in it, most often."""
         return tuple(self._empty_state)
 
     def _set_node(self, node: Node, schedulable: bool) -> Node:
@@ -183,8 +200,8 @@ class Cluster:
         self._nodes[node.name] = node
         return node
 
-    def _enter_model(self, geometry: Geometry) -> int:
-        """Append a model's states to the tables; returns its empty state."""
+    def know(self, geometry: Geometry) -> int:
+        """Let the cluster know a model, though no node may have it yet; returns its empty state."""
         known = self._empty_state.get(geometry)
         if known is not None:
             return known

@@ -92,18 +92,19 @@ class Planner:
         self._left = 0
         self._placeable: dict[Request, bool] = {}
 
-    def to_fit(self, request: Request, budget: int) -> Plan | None:
+    def to_fit(self, request: Request, budget: int, elsewhere: bool = False) -> Plan | None:
         """The fewest moves after which the request fits, at most ``budget``; None without any.
 
         Among plans of as many moves, the one that leaves the most room once the request is
         placed. Up to two moves the number is the smallest possible; beyond that the search is
-        bounded and may miss a plan, or a shorter one.
+        bounded and may miss a plan, or a shorter one. With ``elsewhere`` the windows that are
+        open already are left alone, and the request is to have another.
         """
         before = room(self._cluster)
         self._left = self._effort
         self._placeable.clear()
-        for count in range(budget + 1):
-            plan = self._best_of(count, request, before)
+        for count in range(elsewhere, budget + 1):
+            plan = self._best_of(count, request, before, elsewhere)
             if plan is not None:
                 return plan
         return None
@@ -127,12 +128,14 @@ class Planner:
         finally:
             self._trail.back_to(0)
 
-    def _best_of(self, count: int, request: Request, before: int) -> Plan | None:
+    def _best_of(self, count: int, request: Request, before: int, elsewhere: bool) -> Plan | None:
         """The best plan of so many moves."""
         best: tuple[int, Plan] | None = None
         found = 0
         exact = count <= EXACT
         for opening in self._openings.of(request, count, self.pinned):
+            if elsewhere and not opening.blockers:
+                continue
             try:
                 if not self._opens(_Goal(opening, exact), count):
                     continue

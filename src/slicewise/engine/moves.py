@@ -22,6 +22,13 @@ class Move(NamedTuple):
     start: int
 
 
+class Moved(NamedTuple):
+    """An instance was moved: as it was, and as it is now, with an id of its own."""
+
+    old: Instance
+    new: Instance
+
+
 class Trail:
     """Moves made on a cluster, all of which can be taken back, the latest first."""
 

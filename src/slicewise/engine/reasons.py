@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
 
 from slicewise.core.cluster import Cluster
 from slicewise.core.fragmentation import is_fragmented
+from slicewise.core.geometry import Profile
 from slicewise.core.idset import NONE
 from slicewise.core.request import Reason, Rejection, Request
 from slicewise.core.states import GpuState
@@ -61,7 +64,7 @@ class Reasons:
     def on_gpu(self, request: Request, gpu: int) -> Rejection:
         """The policy picked this GPU and tries no other, but there is no window on it."""
         state = self._cluster.state(gpu)
-        if _is_fragmented(request, state):
+        if _is_fragmented(state, request.candidates(state.geometry)):
             return Rejection(
                 request,
                 Reason.FRAGMENTED,
@@ -83,18 +86,20 @@ class Reasons:
         if obstacles is None:
             obstacles = self._obstacles[request] = _Obstacles(
                 any(request.candidates(geometry) for geometry in self._cluster.models),
-                np.array(
-                    [n for n, state in enumerate(states) if _is_fragmented(request, state)],
-                    np.int64,
-                ),
+                np.array(self._fragmented_states(request), np.int64),
             )
             if len(self._obstacles) > self._keep:
                 self._obstacles.popitem(last=False)
         return obstacles
 
+    def _fragmented_states(self, request: Request) -> list[int]:
+        candidates = {g: request.candidates(g) for g in self._cluster.models}
+        return [
+            number
+            for number, state in enumerate(self._cluster.states)
+            if _is_fragmented(state, candidates[state.geometry])
+        ]
 
-def _is_fragmented(request: Request, state: GpuState) -> bool:
-    return any(
-        is_fragmented(state.geometry, profile, state.mask)
-        for _, profile in request.candidates(state.geometry)
-    )
+
+def _is_fragmented(state: GpuState, candidates: Iterable[tuple[Fraction, Profile]]) -> bool:
+    return any(is_fragmented(state.geometry, profile, state.mask) for _, profile in candidates)

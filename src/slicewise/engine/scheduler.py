@@ -6,13 +6,14 @@ and the service run this same code; what differs between them is passed in.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from slicewise.core.cluster import Cluster, Instance
 from slicewise.core.errors import PlacementError, SlicewiseError
 from slicewise.core.idset import NONE
 from slicewise.core.request import Rejection, Request
+from slicewise.engine.moves import Move, Moved, carry_out
 from slicewise.engine.reasons import Reasons
 from slicewise.policies.base import AdaptivePolicy, Policy, ScanPolicy, TablePolicy
 from slicewise.policies.ranking import PICKED_ONLY, Ranking
@@ -34,7 +35,7 @@ class Released(NamedTuple):
     instance: Instance
 
 
-Event = Placed | Released | Rejection
+Event = Placed | Released | Moved | Rejection
 
 _Choice = tuple[int, int] | Rejection
 """A GPU and the number of a placement on it, or a rejection."""
@@ -53,11 +54,13 @@ class Scheduler:
         self._reasons = Reasons(cluster)
         self._listeners: list[Callable[[Event], None]] = []
         self._named: dict[str, Request] = {}
+        self._table: _TableChooser | None = None
         self.scans = False
         """Whether decisions take the slow path, GPU by GPU."""
         match self.policy:
             case TablePolicy() | AdaptivePolicy():
-                self._choose = _TableChooser(self.policy, cluster, self._reasons).choose
+                self._table = _TableChooser(self.policy, cluster, self._reasons)
+                self._choose = self._table.choose
             case ScanPolicy():
                 self._choose = _ScanChooser(self.policy, cluster, self._reasons).choose
                 self.scans = True
@@ -65,6 +68,16 @@ class Scheduler:
                 raise PolicyError(
                     f"policy {self.policy!r} is neither a table, an adaptive nor a scan policy"
                 )
+
+    @property
+    def turn(self) -> int:
+        """The GPU from which on a policy that goes round looks next; all the memory it has."""
+        return self._table.ranking.turn if self._table else 0
+
+    @turn.setter
+    def turn(self, gpu: int) -> None:
+        if self._table:
+            self._table.ranking.turn = gpu
 
     def subscribe(self, listener: Callable[[Event], None]) -> None:
         """Have ``listener`` called with every event, once it has happened."""
@@ -74,25 +87,72 @@ class Scheduler:
         """Place a request, or say why not."""
         # 1. Admit.
         request = self._admit(want) if isinstance(want, str) else want
-        # 2. Choose.
-        choice = self._choose(request)
-        if isinstance(choice, Rejection):
-            self._publish(choice)
-            return choice
-        # 3. and 4. Check and commit: the cluster refuses what is not legal.
-        try:
-            instance = self.cluster.put(*choice)
-        except PlacementError as error:
-            raise PolicyError(f"policy {self.policy.name!r} chose badly: {error}") from error
+        # 2. to 4. Choose, check and commit.
+        outcome = self._decide(request)
         # 5. Publish.
-        self._publish(Placed(instance))
-        return instance
+        self._publish(outcome if isinstance(outcome, Rejection) else Placed(outcome))
+        return outcome
+
+    def submit_all(
+        self, want: Request | str, count: int, *, waits: bool = False
+    ) -> tuple[Instance, ...] | Rejection:
+        """Place a request so many times, or not once and say why.
+
+        The instances are published when all of them are placed. The rejection of a request that
+        ``waits``, and will be tried again, is not published.
+        """
+        if count < 1:
+            raise SlicewiseError(f"{count} instances of {want} are none to place; the least is 1")
+        request = self._admit(want) if isinstance(want, str) else want
+        placed: list[Instance] = []
+        try:
+            while len(placed) < count:
+                outcome = self._decide(request)
+                if isinstance(outcome, Rejection):
+                    self._undo(placed)
+                    if not waits:
+                        self._publish(outcome)
+                    return outcome
+                placed.append(outcome)
+        except BaseException:  # whatever a policy of somebody else's may raise
+            self._undo(placed)
+            raise
+        for instance in placed:
+            self._publish(Placed(instance))
+        return tuple(placed)
 
     def release(self, instance: Instance | int) -> Instance:
         """End an instance."""
         gone = self.cluster.release(instance)
         self._publish(Released(gone))
         return gone
+
+    def move(self, moves: Sequence[Move]) -> tuple[Instance, ...]:
+        """Make planned moves in order, all or none; returns the instances at their new places."""
+        made = carry_out(self.cluster, moves)
+        for move, new in zip(moves, made, strict=True):
+            self._publish(Moved(move.instance, new))
+        return made
+
+    def _decide(self, request: Request) -> Instance | Rejection:
+        """Place a request and tell nobody yet."""
+        # 2. Choose.
+        choice = self._choose(request)
+        if isinstance(choice, Rejection):
+            return choice
+        # 3. and 4. Check and commit: the cluster refuses what is not legal.
+        try:
+            return self.cluster.put(*choice)
+        except PlacementError as error:
+            raise PolicyError(f"policy {self.policy.name!r} chose badly: {error}") from error
+
+    def _undo(self, placed: list[Instance]) -> None:
+        """Take placements back, the latest first, as if they had never been made.
+
+        A policy that goes round has gone on all the same, as after any rejection.
+        """
+        for instance in reversed(placed):
+            self.cluster.undo_place(instance)
 
     def _admit(self, profile: str) -> Request:
         request = self._named.get(profile)
@@ -114,10 +174,10 @@ class _TableChooser:
         self, policy: TablePolicy | AdaptivePolicy, cluster: Cluster, reasons: Reasons
     ) -> None:
         self._reasons = reasons
-        self._ranking = Ranking(policy, cluster)
+        self.ranking = Ranking(policy, cluster)
 
     def choose(self, request: Request) -> _Choice:
-        gpu, placement = self._ranking.choose(request)
+        gpu, placement = self.ranking.choose(request)
         if gpu == NONE:
             return self._reasons.nowhere(request)
         if placement == PICKED_ONLY:

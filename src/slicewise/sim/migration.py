@@ -1,8 +1,9 @@
 """The steady experiment with migration: a rejected request may have others moved out of its way.
 
 Moves are paid from a budget: every arrival earns a share of a move, and what is not spent is
-saved. So at no time have there been more moves than that share of the arrivals. The arrivals are
-those of `Steady`, run by run, so the two can be compared run by run.
+saved. So at no time have there been more moves than that share of the arrivals, and neither have
+there been at the end of the measured part, counted from its beginning. The arrivals are those of
+`Steady`, run by run, so the two can be compared run by run.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import numpy as np
 from slicewise.core.cluster import Cluster, Instance
 from slicewise.core.errors import SlicewiseError
 from slicewise.core.request import Rejection, Request
-from slicewise.engine.defrag import Planner
+from slicewise.engine.defrag import Plan, Planner
 from slicewise.engine.moves import carry_out
 from slicewise.engine.scheduler import Scheduler
+from slicewise.engine.spending import Budget, worth
 from slicewise.policies.base import Policy
 from slicewise.sim.experiment import STEADY_COLUMNS, Advance, Steady, Tick
 from slicewise.sim.mix import Mix
@@ -33,49 +35,21 @@ MIGRATION_COLUMNS = (*STEADY_COLUMNS, "moves", "moved_slices")
 SHARE = 0.02
 """Moves an arrival earns unless said otherwise: two in a hundred."""
 
-SAVED_FOR_MORE = 20
-"""Moves that must be saved for every move of a plan beyond its first.
-
-A plan of one move and one of three rescue one request each. While the budget is short, the
-cheap ones rescue more."""
-
-LONGEST_PLAN = 8
-"""A plan never has more moves than this."""
-
-
-class Budget:
-    """Moves earned and not yet spent."""
-
-    def __init__(self, share: float) -> None:
-        self._share = share
-        self._arrivals = self._spent = 0
-
-    def earn(self) -> None:
-        """An arrival."""
-        self._arrivals += 1
-
-    def spend(self, moves: int) -> None:
-        """Moves were made."""
-        self._spent += moves
-
-    @property
-    def longest_plan(self) -> int:
-        """How many moves a plan may have now."""
-        # Without the margin, fifty arrivals at 0.02 would not always be a whole move.
-        saved = self._share * self._arrivals - self._spent + 1e-9
-        if saved < 1:
-            return 0
-        return min(int(saved), 1 + int(saved / SAVED_FOR_MORE), LONGEST_PLAN)
+SPARED_FROM = 2
+"""Moves that must be saved before one is spent to keep the last empty GPU empty."""
 
 
 class MigratingRun:
     """A scheduler, the instances that will leave it, and a planner that moves some of them."""
 
-    def __init__(self, scheduler: Scheduler, mix: Mix, share: float, settled: int) -> None:
+    def __init__(
+        self, scheduler: Scheduler, mix: Mix, share: float, settled: int, measured: int
+    ) -> None:
         self.scheduler = scheduler
         self.moves = self.moved_slices = 0
         """Counted from the slot in which measuring begins."""
-        self._settled = settled
+        self._settled, self._measured = settled, measured
+        self._mix = mix
         self._budget = Budget(share)
         # Where instances move to is the planner's own choice, so that it is the same for every
         # policy, table or not.
@@ -92,21 +66,51 @@ class MigratingRun:
             del self._until[identity]
         if slot == self._settled:
             self.moves = self.moved_slices = 0
+            self._budget.confine(self._measured)
         self._budget.earn()
+        instance: Instance | None
         outcome = self.scheduler.submit(self._requests[kind])
-        instance = self._migrate(outcome) if isinstance(outcome, Rejection) else outcome
+        if isinstance(outcome, Rejection):
+            instance = self._rescue(kind)
+        elif self._budget.saved >= SPARED_FROM and self._took_last_empty(outcome):
+            instance = self._elsewhere(kind, outcome)
+        else:
+            instance = outcome
         if instance is None:
             return False
         self._stays(instance, slot + lifetime)
         return True
 
-    def _migrate(self, rejection: Rejection) -> Instance | None:
-        """Make room for a rejected request, if that is possible and can be paid."""
-        longest = self._budget.longest_plan
-        plan = self._planner.to_fit(rejection.request, longest) if longest else None
+    def _rescue(self, kind: int) -> Instance | None:
+        """Make room for a rejected request, if that is possible and worth its price."""
+        cluster, geometry = self.scheduler.cluster, self._mix.geometry
+        size = self._mix.profiles[kind].size
+        gain = worth(size, geometry.slices, cluster.free_slices, cluster.slices)
+        longest = self._budget.longest_plan(gain)
+        plan = self._planner.to_fit(self._requests[kind], longest) if longest else None
         # Without a move to make, a window was open and a strict policy did not want it.
-        if plan is None or not plan.moves:
-            return None
+        return self._carry_out(plan) if plan is not None and plan.moves else None
+
+    def _took_last_empty(self, instance: Instance) -> bool:
+        """Whether an instance is alone on a GPU that a larger one may miss: the last empty one."""
+        cluster = self.scheduler.cluster
+        return (
+            cluster.active_gpus == cluster.gpus
+            and instance.size < self._mix.geometry.slices
+            and len(cluster.instances_on(instance.gpu)) == 1
+        )
+
+    def _elsewhere(self, kind: int, instance: Instance) -> Instance:
+        """Give a request that has just been placed another place for one move, if there is one."""
+        cluster = self.scheduler.cluster
+        cluster.undo_place(instance)
+        plan = self._planner.to_fit(self._requests[kind], 1, elsewhere=True)
+        if plan is None or plan.moves[0].gpu == instance.gpu:
+            return cluster.place(instance.gpu, instance.profile, instance.start)
+        return self._carry_out(plan)
+
+    def _carry_out(self, plan: Plan) -> Instance:
+        """Make the moves of a plan, pay them, and place the request they were made for."""
         cluster = self.scheduler.cluster
         made = carry_out(cluster, plan.moves)
         for move, instance in zip(plan.moves, made, strict=True):
@@ -165,12 +169,11 @@ class Migration(Steady):
         if policy >= len(self.policies):
             return super()._fresh_cluster(mix, policy, longest)
         chosen = self.mixes[mix]
-        cluster = Cluster()
-        for first in range(0, self.gpus, self.gpus_per_node):
-            count = min(self.gpus_per_node, self.gpus - first)
-            cluster.add_node(f"node-{first // self.gpus_per_node}", chosen.geometry, count)
+        cluster = Cluster.of(chosen.geometry, self.gpus, self.gpus_per_node)
         scheduler = Scheduler(cluster, self.policies[policy])
-        self._runs.append(MigratingRun(scheduler, chosen, self.share, self.warmup * longest))
+        settled = self.warmup * longest
+        measured = self.units(mix) - settled
+        self._runs.append(MigratingRun(scheduler, chosen, self.share, settled, measured))
         return self._runs[-1].advance
 
 

@@ -1,0 +1,349 @@
+"""Explanations: the choice that would be made, what it costs, and why the others lost."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slicewise import (
+    AdaptivePolicy,
+    Cluster,
+    Geometry,
+    Need,
+    Policy,
+    Reason,
+    Rejection,
+    Request,
+    ScanPolicy,
+    Scheduler,
+    SlicewiseError,
+    Spot,
+    TablePolicy,
+)
+from slicewise.catalog import load_geometry
+from slicewise.core.fragmentation import Reading, score
+from slicewise.core.geometry import Profile
+from slicewise.core.states import GpuState
+from slicewise.engine.explain import Cost, Explainer, Place, cost_of, open_places
+from slicewise.policies.base import Preference
+from slicewise.policies.fits import BestFit, FirstFit
+from slicewise.policies.registry import policy
+
+A100 = load_geometry("A100-80GB")
+A30 = load_geometry("A30-24GB")
+
+POLICIES = [
+    "least-lost",
+    "mfi",
+    "mfi-overlap",
+    "first-fit",
+    "best-fit",
+    "best-fit-strict",
+    "worst-fit",
+    "round-robin",
+    "round-robin-strict",
+]
+REQUESTS = [
+    Request("1g.10gb"),
+    Request("2g.20gb"),
+    Request("3g.40gb"),
+    Request("7g.80gb"),
+    Request("1g.6gb"),
+    Request(Need(1, 5)),
+    Request(Need(2, 10), ("A100-80GB",)),
+    Request("1g.10gb", ("A30-24GB",)),
+]
+
+
+class Switching(AdaptivePolicy):
+    """Fills the first GPU until somebody is there, and packs from then on."""
+
+    name = "switching"
+    summary = "First-fit, then best-fit."
+
+    def __init__(self) -> None:
+        self._first, self._then = FirstFit(), BestFit()
+
+    def table(self, cluster: Cluster) -> TablePolicy:
+        return self._then if cluster.active_gpus else self._first
+
+
+class Avoiding(TablePolicy):
+    """Leaves empty GPUs out, whatever is asked for."""
+
+    name = "avoiding"
+    summary = "Never an empty GPU."
+
+    def prefer(self, gpu: GpuState, profile: Profile) -> Preference | None:
+        starts = gpu.feasible_starts(profile)
+        return Preference(0, starts[0]) if starts and gpu.mask else None
+
+
+class Last(ScanPolicy):
+    """Looks for itself."""
+
+    name = "last"
+    summary = "The highest id."
+
+    def choose(self, cluster: Cluster, request: Request) -> Spot | None:
+        for gpu in sorted(cluster.schedulable, reverse=True):
+            state = cluster.state(gpu)
+            for _, profile in request.candidates(state.geometry):
+                for start in state.feasible_starts(profile):
+                    placement = state.geometry.placement(profile.name, start)
+                    assert placement is not None
+                    return Spot(gpu, placement)
+        return None
+
+
+def mixed() -> Cluster:
+    cluster = Cluster()
+    cluster.add_node("a", A100, 3)
+    cluster.add_node("b", A30, 2)
+    cluster.add_node("c", A100, 2)
+    return cluster
+
+
+def picture(cluster: Cluster) -> object:
+    """All there is to see of a cluster."""
+    return (
+        list(cluster.state_of),
+        list(cluster.instances()),
+        [list(members) for members in cluster.members],
+        cluster.first.tolist(),
+        cluster.fragmentation(Reading.PARTIAL),
+        cluster.fragmentation(Reading.OVERLAP),
+    )
+
+
+def slow_cost(cluster: Cluster, gpu: int, profile: Profile, start: int) -> Cost:
+    """The cost from the definitions, window by window."""
+    state = cluster.state(gpu)
+    geometry, mask = state.geometry, state.mask
+    after = mask | profile.window(start)
+    placement = geometry.placement(profile.name, start)
+    assert placement is not None
+    then = state.after(placement)
+
+    def places(at: GpuState) -> int:
+        return sum(
+            not p.window(s) & at.mask and at.within_budgets(p)
+            for p in geometry.plain_profiles
+            for s in p.starts
+        )
+
+    return Cost(
+        score(geometry, after, Reading.PARTIAL) - score(geometry, mask, Reading.PARTIAL),
+        score(geometry, after, Reading.OVERLAP) - score(geometry, mask, Reading.OVERLAP),
+        places(state) - places(then),
+    )
+
+
+@given(
+    name=st.sampled_from([*POLICIES, "switching", "avoiding", "last"]),
+    steps=st.lists(st.tuples(st.sampled_from(REQUESTS), st.booleans()), max_size=30),
+    wanted=st.sampled_from(REQUESTS),
+    drained=st.booleans(),
+)
+def test_an_explanation_is_what_happens_next(
+    name: str, steps: list[tuple[Request, bool]], wanted: Request, drained: bool
+) -> None:
+    own: dict[str, Policy] = {"switching": Switching(), "avoiding": Avoiding(), "last": Last()}
+    scheduler = Scheduler(mixed(), own.get(name) or policy(name))
+    cluster = scheduler.cluster
+    for request, release in steps:
+        scheduler.submit(request)
+        instances = list(cluster.instances())
+        if release and instances:
+            scheduler.release(instances[len(instances) // 2])
+    if drained:
+        cluster.drain("a")
+    before, turn = picture(cluster), scheduler.turn
+
+    explanation = Explainer(scheduler).explain(wanted, most=10_000)
+
+    assert picture(cluster) == before
+    assert scheduler.turn == turn
+    # The others are all places that are open, GPU by GPU, but for the one chosen.
+    open_there: Counter[tuple[int, str, int]] = Counter()
+    lowest: dict[tuple[int, str, int], int] = {}
+    for gpu in cluster.schedulable:
+        state = cluster.state(gpu)
+        for _, profile in wanted.candidates(state.geometry):
+            for start in state.feasible_starts(profile):
+                where = cluster.state_of[gpu], profile.name, start
+                open_there[where] += 1
+                lowest.setdefault(where, gpu)
+    for other in explanation.others:
+        where = cluster.state_of[other.gpu], other.placement.profile.name, other.placement.start
+        assert other.alike == open_there.pop(where)
+        assert other.gpu == lowest[where]
+        assert other.cost == slow_cost(
+            cluster, other.gpu, other.placement.profile, other.placement.start
+        )
+        assert other.why
+    outcome = explanation.outcome
+    if isinstance(outcome, Place):
+        (where,) = open_there
+        assert where == (
+            cluster.state_of[outcome.gpu],
+            outcome.placement.profile.name,
+            outcome.placement.start,
+        )
+        assert outcome.cost == slow_cost(
+            cluster, outcome.gpu, outcome.placement.profile, outcome.placement.start
+        )
+    else:
+        assert not open_there
+    happened = scheduler.submit(wanted)
+    if isinstance(happened, Rejection):
+        assert outcome == happened
+    else:
+        assert isinstance(outcome, Place)
+        placed = outcome.gpu, outcome.placement.profile.name, outcome.placement.start
+        assert placed == happened[1:4]
+
+
+@given(
+    requests=st.lists(st.sampled_from(REQUESTS), max_size=20),
+    wanted=st.sampled_from(REQUESTS),
+    name=st.sampled_from(POLICIES),
+)
+def test_what_another_policy_would_do_is_what_it_does(
+    requests: list[Request], wanted: Request, name: str
+) -> None:
+    scheduler = Scheduler(mixed(), "round-robin")
+    for request in requests:
+        scheduler.submit(request)
+    before, turn = picture(scheduler.cluster), scheduler.turn
+    other = policy(name)
+    choice = Explainer(scheduler).choice(wanted, other)
+    assert picture(scheduler.cluster) == before
+    assert scheduler.turn == turn
+    rival = Scheduler(scheduler.cluster, other)
+    rival.turn = turn
+    happened = rival.submit(wanted)
+    if isinstance(happened, Rejection):
+        assert choice == happened
+    else:
+        assert isinstance(choice, Place)
+        assert (choice.gpu, choice.placement.start) == (happened.gpu, happened.start)
+
+
+def explained(name: str | Policy, *busy: tuple[int, str, int], wanted: str) -> list[str]:
+    """Why the other places lost, on three A100s."""
+    scheduler = Scheduler(Cluster.of(A100, 3), name)
+    for gpu, profile, start in busy:
+        scheduler.cluster.place(gpu, profile, start)
+    return [other.why for other in Explainer(scheduler).explain(Request(wanted)).others]
+
+
+def test_scores_are_said() -> None:
+    whys = explained("mfi", (0, "1g.10gb", 0), wanted="3g.40gb")
+    assert whys[0] == "mfi scores it 0, and the chosen place -8; the lowest wins"
+
+
+def test_ties_are_said() -> None:
+    assert explained("mfi", wanted="7g.80gb") == []  # all GPUs are alike: no other kind of place
+    whys = explained("first-fit", (0, "1g.10gb", 0), wanted="3g.40gb")
+    assert whys[0] == "as good to first-fit, but GPU 0 comes first"
+    whys = explained("round-robin", (0, "1g.10gb", 0), wanted="3g.40gb")
+    assert whys[0] == "as good to round-robin, but GPU 0 comes first in turn"
+    whys = explained("mfi", wanted="3g.40gb")
+    assert whys == ["as good to mfi, but slice 0 comes first"]
+
+
+def test_other_starts_and_gpus_left_out_are_said() -> None:
+    whys = explained("first-fit", wanted="3g.40gb")
+    assert whys == ["first-fit would place it differently on such a GPU"]
+    whys = explained(Avoiding(), (0, "1g.10gb", 0), wanted="3g.40gb")
+    assert whys == ["avoiding does not consider such a GPU"] * 2
+    scheduler = Scheduler(Cluster.of(A100, 1), Avoiding())
+    explanation = Explainer(scheduler).explain(Request("3g.40gb"))
+    assert isinstance(explanation.outcome, Rejection)
+    assert [o.why for o in explanation.others] == ["avoiding does not consider such a GPU"] * 2
+
+
+def test_a_strict_policy_tries_no_other() -> None:
+    busy = [(0, "1g.10gb", 0), (0, "1g.10gb", 2), (0, "1g.10gb", 4)]
+    whys = explained("best-fit-strict", *busy, wanted="3g.40gb")
+    assert whys == ["best-fit-strict picked GPU 0 and tries no other"] * 2
+
+
+def test_a_scanning_policy_speaks_for_itself() -> None:
+    whys = explained(Last(), wanted="3g.40gb")
+    assert whys == ["last looks at every GPU itself, and chose otherwise"]
+
+
+def test_waste_is_said() -> None:
+    scheduler = Scheduler(Cluster.of(A100, 1), "mfi")
+    explanation = Explainer(scheduler).explain(Request(Need(1, 20)), most=100)
+    assert isinstance(explanation.outcome, Place)
+    assert explanation.outcome.placement.profile.name == "1g.20gb"
+    assert "7g.80gb is more than was asked for: it wastes 80% of a GPU, the chosen profile 0%" in [
+        other.why for other in explanation.others
+    ]
+
+
+def test_no_more_others_than_asked_for() -> None:
+    explainer = Explainer(Scheduler(mixed()))
+    assert len(explainer.explain(Request("1g.10gb"), most=2).others) == 2
+    assert explainer.explain(Request("1g.10gb"), most=0).others == ()
+
+
+def test_the_work_does_not_grow_with_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+
+    def work(gpus: int) -> int:
+        scheduler = Scheduler(Cluster.of(A100, gpus), "least-lost")
+        for _ in range(gpus):
+            scheduler.submit("1g.10gb")
+        explainer = Explainer(scheduler)
+        looked.clear()
+        explainer.explain(Request("2g.20gb"))
+        return len(looked)
+
+    original = GpuState.feasible_starts
+
+    def counted(self: GpuState, profile: Profile) -> tuple[int, ...]:
+        looked.append(1)
+        return original(self, profile)
+
+    monkeypatch.setattr(GpuState, "feasible_starts", counted)
+    work(7)  # tables are filled
+    assert work(7) == work(700)  # one GPU in seven is full
+
+
+def test_a_request_nobody_can_place_is_rejected_with_its_reason() -> None:
+    explanation = Explainer(Scheduler(mixed())).explain(Request("nonsense"))
+    assert isinstance(explanation.outcome, Rejection)
+    assert explanation.outcome.reason is Reason.UNKNOWN_PROFILE
+    assert explanation.others == ()
+
+
+def test_a_scanning_policy_may_find_nothing() -> None:
+    choice = Explainer(Scheduler(mixed())).choice(Request("nonsense"), Last())
+    assert isinstance(choice, Rejection)
+
+
+def test_a_policy_of_no_kind_is_refused() -> None:
+    class Odd(Policy):
+        name = "odd"
+        summary = "Neither table nor scan."
+
+    with pytest.raises(SlicewiseError, match="'odd' is of no kind that can be explained"):
+        Explainer(Scheduler(mixed())).choice(Request("1g.10gb"), Odd())
+
+
+def test_costs_of_a_geometry(geometry: Geometry) -> None:
+    """On an empty GPU of every model, for every placement."""
+    empty = GpuState(geometry, 0, (0,) * len(geometry.all_budgets))
+    cluster = Cluster.of(geometry, 1)
+    for placement in geometry.placements:
+        assert cost_of(empty, placement) == slow_cost(
+            cluster, 0, placement.profile, placement.start
+        )
+    assert open_places(empty) == sum(len(p.starts) for p in geometry.plain_profiles)

@@ -1,0 +1,57 @@
+"""A budget is never overdrawn, and goes first to what is worth the most."""
+
+from __future__ import annotations
+
+import pytest
+
+from slicewise.engine.spending import CHEAPEST, DEAREST, LONGEST_PLAN, Budget, worth
+
+
+def test_a_rescue_is_worth_less_the_larger_and_the_fuller() -> None:
+    for free in (10, 30, 100, 400):
+        by_size = [worth(size, 8, free, 800) for size in (1, 2, 4, 8)]
+        assert by_size == sorted(by_size, reverse=True)
+        assert by_size[0] < 1
+    for size in (1, 2, 4, 8):
+        by_room = [worth(size, 8, free, 800) for free in (8, 20, 40, 80, 160)]
+        assert by_room == sorted(by_room)
+    assert worth(8, 8, 8, 800) < 0, "the last free slices are worth more than one large request"
+    assert worth(1, 8, 8, 800) > 0.5
+    assert worth(8, 8, 400, 800) == pytest.approx(0.8, abs=1e-3)
+
+
+def test_a_budget_saves_and_gets_cheaper() -> None:
+    budget = Budget(0.02)
+    for _ in range(49):
+        budget.earn()
+    assert budget.longest_plan(1) == 0
+    budget.earn()
+    assert budget.saved == pytest.approx(1)
+    assert budget.longest_plan(1) == 1
+    assert budget.longest_plan(0.4) == 0, "not worth its price"
+    assert budget.longest_plan(-1) == 0
+    assert CHEAPEST < budget.price < DEAREST
+    for _ in range(950):
+        budget.earn()
+    assert budget.longest_plan(1) == 4
+    assert budget.longest_plan(0.4) == 1
+    budget.spend(19)
+    assert budget.longest_plan(1) == 1
+    for _ in range(100_000):
+        budget.earn()
+    assert budget.price == CHEAPEST
+    assert budget.longest_plan(1) == LONGEST_PLAN
+    assert budget.longest_plan(3 * CHEAPEST) == 3
+
+
+def test_a_confined_budget_does_not_spend_what_was_saved_before() -> None:
+    budget = Budget(0.5)
+    for _ in range(100):
+        budget.earn()
+    assert budget.saved == pytest.approx(50)
+    budget.confine(10)
+    assert budget.saved == pytest.approx(5), "ten arrivals earn five"
+    budget.spend(5)
+    for _ in range(10):
+        budget.earn()
+    assert budget.longest_plan(1) == 0
