@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slicewise import Cluster, Geometry, Reason, Rejection, Scheduler
+from slicewise import Cluster, Geometry, Reason, Rejection, Scheduler, load_geometry
 
 
 def fill(a100: Geometry, *gpus: str) -> Cluster:
@@ -35,6 +35,16 @@ def outcome(cluster: Cluster, policy: str, profile: str) -> tuple[int, int] | Re
         # Under `overlap` the lower half also blocks 4g, so the upper one is cheaper.
         ("mfi-overlap", "3g.40gb", [""], (0, 4)),
         ("mfi-overlap", "1g.10gb", [""], (0, 6)),
+        # Least-lost: 4 placements at 6 (1g, 1g.20gb, 3g, 7g), 6 at 0 (1g, both pairs, 3g, 4g, 7g).
+        ("least-lost", "1g.10gb", [""], (0, 6)),
+        # Above: three 1g, two 1g.20gb, a 2g, a 3g, a 7g. Below: four, two, two, 3g, 4g, 7g.
+        ("least-lost", "3g.40gb", [""], (0, 4)),
+        # An empty GPU comes last, though the other loses as much (1g, 1g.20gb, 2g) or more.
+        ("least-lost", "2g.20gb", ["", "4g.40gb@0"], (1, 4)),
+        # Both lose the same three at 4; five occupied slices are worth more than one.
+        ("least-lost", "1g.10gb", ["1g.10gb@6", "4g.40gb@0 1g.10gb@6"], (1, 4)),
+        # The half-full GPU would lose 4 (1g, 1g.20gb, 2g, 3g) less 2, the other 3 less a half.
+        ("least-lost", "1g.10gb", ["1g.10gb@6", "4g.40gb@0"], (1, 6)),
         # First-fit takes the first window there is, even where it hurts most.
         ("first-fit", "1g.10gb", ["3g.40gb@4", ""], (0, 0)),
         ("first-fit", "7g.80gb", ["1g.10gb@6", ""], (1, 0)),
@@ -76,6 +86,24 @@ def test_choice(
     expected: tuple[int, int] | Reason,
 ) -> None:
     assert outcome(fill(a100, *gpus), policy, profile) == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "one", "two", "step"),
+    [("A30", "1g.6gb", "2g.12gb", 1), ("RTX-PRO-6000-Blackwell-96GB", "1g.24gb", "2g.48gb", 3)],
+)
+def test_least_lost_goes_by_the_share_that_is_occupied(
+    model: str, one: str, two: str, step: int
+) -> None:
+    """The two models have the same windows, in slices of different size: they decide alike."""
+    geometry = load_geometry(model)
+    # Beside the 1g one placement is lost, less a quarter of four. In the half beside the 2g two
+    # are (1g and 2g), less a half of four. A tie: the lowest id.
+    assert outcome(fill(geometry, f"{one}@0", f"{two}@0"), "least-lost", one) == (0, step)
+    assert outcome(fill(geometry, f"{two}@0", f"{one}@0"), "least-lost", one) == (0, 2 * step)
+    # With both halves begun one is lost and half is occupied: better than either.
+    begun = f"{one}@0 {one}@{2 * step}"
+    assert outcome(fill(geometry, f"{one}@0", begun), "least-lost", one) == (1, step)
 
 
 def test_round_robin_goes_round(a100: Geometry) -> None:

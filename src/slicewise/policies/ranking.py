@@ -52,9 +52,10 @@ def build_row(policy: TablePolicy, states: Sequence[GpuState], request: Request)
     """Ask the policy about every state once and sort what it says."""
     wanted: list[tuple[tuple[Key, ...], int, int]] = []
     placement = [LEFT_OUT] * len(states)
+    candidates = {g: request.candidates(g) for g in {gpu.geometry for gpu in states}}
     for number, gpu in enumerate(states):
         best = None
-        for waste, profile in request.candidates(gpu.geometry):
+        for waste, profile in candidates[gpu.geometry]:
             choice = policy.prefer(gpu, profile)
             if choice is not None and (best is None or (waste, choice.key) < best[0]):
                 best = (waste, choice.key), profile, choice.start

@@ -8,6 +8,7 @@ rest: sets of slices instead of masks, lists instead of indexes.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import NamedTuple
 
 from slicewise.core.fragmentation import Reading
@@ -169,7 +170,7 @@ class ReferenceScheduler:
             gpu.geometry, before, reading
         )
 
-    def _least_lost(self, gpu: ReferenceGpu, profile: Profile, start: int) -> tuple[bool, int]:
+    def _least_lost(self, gpu: ReferenceGpu, profile: Profile, start: int) -> tuple[bool, Fraction]:
         before = gpu.occupied
         after = before | Held(profile, start).slices
         lost = 0
@@ -177,7 +178,7 @@ class ReferenceScheduler:
             if other.variant_of is None:
                 windows = [Held(other, at).slices for at in other.starts]
                 lost += sum(not w & before and bool(w & after) for w in windows)
-        return not before, 2 * lost - len(before)
+        return not before, lost - Fraction(4 * len(before), gpu.geometry.slices)
 
     def _why(self, request: Request) -> Reason:
         if not any(request.candidates(gpu.geometry) for gpu in self.gpus):
