@@ -1,0 +1,363 @@
+"""How many GPUs a demand needs under each policy, and what choosing one policy saves.
+
+The demand is held fixed and the cluster is not: in each run, clusters of every size, under every
+policy, get the very same requests with the same lifetimes. `sizing` says which sizes to try and
+when the answer is final; docs/planning.md says what the answer means.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+import numpy as np
+
+from slicewise.core.errors import SlicewiseError
+from slicewise.policies.base import Policy
+from slicewise.sim.demand import MOST_DEMAND, Demand, SameDemand
+from slicewise.sim.experiment import ORACLE, STEADY_COLUMNS, Tick
+from slicewise.sim.mix import Mix
+from slicewise.sim.repacking import Repacking, repacking
+from slicewise.sim.results import Row
+from slicewise.sim.runner import Outcome, run_experiment, total_units
+from slicewise.sim.sizing import Counted, Search, fewer, share_estimate
+from slicewise.sim.statistics import Estimate
+from slicewise.sim.workload import Ints
+
+RUNS = 20
+"""How many runs there are when the target asks for no more."""
+MOST_RUNS = 5_000
+"""More runs than this are not decided on, but may be asked for."""
+ENOUGH = 100
+"""So many rejections must be expected at the target, over all runs: with fewer, all of them may
+come from one or two bad moments, and the interval misses the truth too often."""
+LOWEST_TARGET, HIGHEST_TARGET = 1e-7, 0.5
+_THINNEST = 100
+"""Clusters that hold less than one part in so many of the demand are not tried."""
+_SHORT_ROUND = 4_000_000
+"""Compiled slots that are done sooner than worker processes are started."""
+
+
+class Count(StrEnum):
+    """What the target is a share of."""
+
+    REQUESTS = "requests"
+    SLICES = "slices"
+    """The slices asked for: a request for eight GPUs weighs as much as it is."""
+
+
+_COLUMNS = {
+    count: [STEADY_COLUMNS.index(name) for name in names]
+    for count, names in {
+        Count.REQUESTS: ("arrivals", "rejected"),
+        Count.SLICES: ("slices", "rejected_slices"),
+    }.items()
+}
+"""All that came and what of it was rejected, among the sums of a run."""
+
+Watch = Callable[[int, int], AbstractContextManager[Tick]]
+"""Told before each round how many clusters it tries and its units of work."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked: a demand in GPUs, and the share of it that may be rejected."""
+
+    mixes: tuple[Mix, ...]
+    policies: tuple[Policy, ...]
+    demand: float
+    target: float = 0.001
+    count: Count = Count.REQUESTS
+    reference: str = "first-fit"
+    """The policy that savings are counted from."""
+    runs: int = RUNS
+    seed: int = 1
+    step: int = 1
+    """Only clusters of a multiple of so many GPUs, as when they come by the node."""
+    gpus_per_node: int = 8
+    lifetimes: int = 40
+    warmup: int = 3
+    oracle: bool = True
+
+    def __post_init__(self) -> None:
+        check_target(self.target)
+        check_step(self.step)
+        check_names(self.policies, self.reference, self.oracle)
+        self.experiment()  # refuses what cannot be run
+
+    def experiment(self) -> SameDemand:
+        """What is simulated, with no cluster to try yet."""
+        return SameDemand(
+            self.mixes,
+            self.policies,
+            runs=self.runs,
+            seed=self.seed,
+            gpus_per_node=self.gpus_per_node,
+            demands=self.demands,
+            lifetimes=self.lifetimes,
+            warmup=self.warmup,
+            oracle=self.oracle,
+        )
+
+    @property
+    def demands(self) -> tuple[Demand, ...]:
+        """The demand of each mix."""
+        return tuple(Demand.of_gpus(mix, self.demand) for mix in self.mixes)
+
+    def requests(self, demand: Demand) -> int:
+        """Requests that are measured in one run."""
+        return (self.lifetimes - self.warmup) * demand.longest
+
+    def expected(self, demand: Demand) -> float:
+        """Rejections to be expected in one run at the target, if the largest are rejected."""
+        largest = max(profile.size for profile in demand.mix.profiles)
+        weight = demand.mix.mean_size / largest if self.count is Count.SLICES else 1
+        return self.target * weight * self.requests(demand)
+
+
+def check_target(target: float) -> None:
+    """Refuse a share that nothing can be planned for."""
+    if not LOWEST_TARGET <= target <= HIGHEST_TARGET:
+        raise SlicewiseError(
+            f"the target must be {percent(LOWEST_TARGET)} to {percent(HIGHEST_TARGET)}, "
+            f"not {percent(target)}"
+        )
+
+
+def check_step(step: int) -> None:
+    """Refuse a step that cannot be."""
+    if not 1 <= step <= MOST_DEMAND:
+        raise SlicewiseError(f"step must be 1 to {MOST_DEMAND} GPUs, not {step}")
+
+
+def check_names(policies: Sequence[Policy], reference: str, oracle: bool) -> None:
+    """Names tell policies apart, the reference is one of them, and the limit is none."""
+    names = [policy.name for policy in policies]
+    for name in names:
+        if names.count(name) > 1:
+            raise SlicewiseError(f"policy {name!r} is named twice")
+    if reference not in names:
+        raise SlicewiseError(f"the reference {reference!r} is not among the policies")
+    if oracle and ORACLE in names:
+        raise SlicewiseError(f"{ORACLE!r} is the name of the limit: call the policy otherwise")
+
+
+def percent(share: float) -> str:
+    """A share as people write it."""
+    return f"{100 * share:.9f}".rstrip("0").rstrip(".") + "%"
+
+
+def runs_for(question: Question, asked: int | None) -> int:
+    """As many runs as were asked for, or as the target takes; too few are refused."""
+    demand = min(question.demands, key=question.expected)
+    wanted = math.ceil(round(ENOUGH / question.expected(demand), 6))
+    if asked is not None and asked < wanted:
+        raise SlicewiseError(
+            f"{percent(question.target)} of what {asked * question.requests(demand):,} requests "
+            f"ask for is {asked * question.expected(demand):.2g} rejections, and to tell takes "
+            f"{ENOUGH}: use --runs {wanted}, a longer --duration or a higher target"
+        )
+    if asked is None and wanted > MOST_RUNS:
+        raise SlicewiseError(
+            f"to see {ENOUGH} rejections at {percent(question.target)} takes {wanted:,} runs of "
+            f"{question.requests(demand):,} measured requests: use a higher target or a longer "
+            f"--duration, or say --runs {wanted} yourself"
+        )
+    return max(RUNS, wanted) if asked is None else asked
+
+
+@dataclass
+class Found:
+    """What is known of one policy with one mix."""
+
+    policy: str
+    count: Count
+    search: Search
+    sums: dict[int, Ints] = field(default_factory=dict)
+    """By size: a row of `STEADY_COLUMNS` for each run."""
+
+    def record(self, gpus: int, sums: Ints) -> None:
+        """What the runs came to on a cluster of so many GPUs."""
+        self.sums[gpus] = sums
+        self.search.record(gpus, self.share(gpus, self.count))
+
+    def share(self, gpus: int, count: Count) -> Estimate:
+        """The share rejected there, of requests or of slices."""
+        came, rejected = self.sums[gpus][:, _COLUMNS[count]].T.astype(np.float64)
+        return share_estimate(rejected, came)
+
+    @property
+    def counted(self) -> Counted:
+        """What came and what was rejected, by run and size."""
+        sizes = sorted(self.sums)
+        sums = np.array([self.sums[gpus][:, _COLUMNS[self.count]] for gpus in sizes], np.float64)
+        return Counted(np.array(sizes, np.int64), sums[:, :, 1].T, sums[:, :, 0].T)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The answer for one mix."""
+
+    demand: Demand
+    found: Mapping[str, Found]
+    """By policy, the limit last, where there is one."""
+    missing: str | None
+    """Why the limit is not among them."""
+
+
+def make_plans(question: Question, workers: int | None, watch: Watch) -> list[Plan]:
+    """Find the smallest cluster for every mix and policy."""
+    demands = question.demands
+    missing = [_missing(question, mix) for mix in question.mixes]
+    names = [policy.name for policy in question.policies]
+    found = [
+        [
+            Found(name, question.count, _search(question, demand))
+            for name in (names if why else [*names, ORACLE])
+        ]
+        for demand, why in zip(demands, missing, strict=True)
+    ]
+    experiment = question.experiment()
+    while any(trials := [_trials(each) for each in found]):
+        experiment = replace(experiment, trials=tuple(map(tuple, trials)))
+        outcome = _run(experiment, workers, watch)
+        for mix, cells in enumerate(trials):
+            for cell, (entrant, gpus) in enumerate(cells):
+                samples = outcome.samples[mix, cell]
+                sums = np.array([samples[run] for run in range(question.runs)])
+                found[mix][entrant].record(gpus, sums)
+    return [
+        Plan(demand, {each.policy: each for each in entrants}, why)
+        for demand, entrants, why in zip(demands, found, missing, strict=True)
+    ]
+
+
+def _missing(question: Question, mix: Mix) -> str | None:
+    rule = repacking(mix) if question.oracle else "it was not asked for"
+    return None if isinstance(rule, Repacking) else rule
+
+
+def _search(question: Question, demand: Demand) -> Search:
+    return Search(
+        question.target,
+        start=math.ceil(demand.offered_gpus),
+        # The spare room that is needed comes in multiples of how far demand strays.
+        spacing=max(question.step, math.ceil(demand.spread_gpus)),
+        least=max(1, math.ceil(demand.offered_gpus / _THINNEST)),
+        # So many requests are there at most: each could have a GPU to itself.
+        most=max(demand.longest, math.ceil(demand.offered_gpus)),
+        step=question.step,
+    )
+
+
+def _trials(found: Sequence[Found]) -> list[tuple[int, int]]:
+    """What to try next: entrants and sizes."""
+    return [(e, gpus) for e, each in enumerate(found) for gpus in each.search.next_sizes()]
+
+
+def _run(experiment: SameDemand, workers: int | None, watch: Watch) -> Outcome:
+    units = total_units(experiment)
+    compiled = not any(
+        entrant < len(experiment.policies)
+        and experiment.runs_on_engine(experiment.policies[entrant])
+        for trials in experiment.trials
+        for entrant, _ in trials
+    )
+    if compiled and units < _SHORT_ROUND:
+        workers = 1
+    with watch(sum(map(len, experiment.trials)), units) as tick:
+        outcome = run_experiment(experiment, workers, tick)
+        if outcome.interrupted:
+            raise KeyboardInterrupt  # half a round decides nothing
+    return outcome
+
+
+def plan_rows(question: Question, plans: Sequence[Plan]) -> list[Row]:
+    """A row per mix and policy: GPUs needed, the interval, and what is saved."""
+    rows: list[Row] = []
+    for plan in plans:
+        limit = plan.found.get(ORACLE)
+        reference = plan.found[question.reference]
+        for found in plan.found.values():
+            needed = found.search.needed
+            row: Row = {
+                "policy": found.policy,
+                "distribution": plan.demand.mix.name,
+                "model": plan.demand.mix.geometry.model,
+                "demand_gpus": question.demand,
+                "offered_gpus": plan.demand.offered_gpus,
+                "target_rejected_share": question.target,
+                "count": str(question.count),
+                "runs": question.runs,
+                "needed_gpus": needed,
+                "needed_gpus_ci95": _interval(found, question.runs),
+                "load": None if needed is None else plan.demand.offered_gpus / needed,
+                **_shares(found, needed),
+                "compared_with": question.reference,
+            }
+            _put_fewer(row, "saved_gpus", question, found, reference)
+            row["saved_percent"] = saved_percent(needed, reference.search.needed)
+            _put_fewer(row, "above_limit_gpus", question, limit, found)
+            row["oracle_missing"] = plan.missing
+            rows.append(row)
+    return rows
+
+
+def curve_rows(plans: Sequence[Plan]) -> list[Row]:
+    """A row for every cluster that was tried: the share rejected, by mix, policy and size.
+
+    With ``simulate_load`` as its load, the steady experiment draws the same requests.
+    """
+    return [
+        {
+            "policy": found.policy,
+            "distribution": plan.demand.mix.name,
+            "gpus": gpus,
+            "load": plan.demand.offered_gpus / gpus,
+            "simulate_load": plan.demand.load_on(gpus),
+            **_shares(found, gpus),
+        }
+        for plan in plans
+        for found in plan.found.values()
+        for gpus in sorted(found.sums)
+    ]
+
+
+def _interval(found: Found, runs: int) -> list[int | None] | None:
+    """Both ends; the upper one is None where no size tried was surely enough."""
+    return list(found.search.interval) if runs > 1 and found.search.needed is not None else None
+
+
+def _shares(found: Found, gpus: int | None) -> Row:
+    """Both shares rejected at a size, with their intervals."""
+    row: Row = {}
+    for count, name in (
+        (Count.REQUESTS, "rejected_share"),
+        (Count.SLICES, "rejected_slices_share"),
+    ):
+        share = None if gpus is None else found.share(gpus, count)
+        row[name] = None if share is None else share.value
+        known = share is not None and not math.isnan(share.low)
+        row[f"{name}_ci95"] = [share.low, share.high] if share is not None and known else None
+    return row
+
+
+def saved_percent(needed: int | None, reference: int | None) -> float | None:
+    """How much smaller one cluster is than another, in percent of the other."""
+    if needed is None or reference is None:
+        return None
+    return 100 * (reference - needed) / reference
+
+
+def _put_fewer(row: Row, name: str, question: Question, one: Found | None, other: Found) -> None:
+    """How many GPUs fewer one needs than another, where both are known."""
+    row[name] = row[f"{name}_ci95"] = None
+    if one is None or one.search.needed is None or other.search.needed is None:
+        return
+    row[name] = other.search.needed - one.search.needed
+    if question.runs > 1:
+        rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(question.seed)))
+        row[f"{name}_ci95"] = list(fewer(one.counted, other.counted, question.target, rng))
