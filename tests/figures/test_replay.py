@@ -44,6 +44,34 @@ def test_bars_are_the_rejected_shares_by_reason() -> None:
     assert "shares x 0.4" in title
 
 
+def test_the_limit_has_a_bar_of_its_own_look_or_no_room() -> None:
+    def limit(rejected: int | None) -> dict[str, Any]:
+        counts = {"capacity": rejected, "fragmented": None if rejected is None else 0}
+        kinds = {"1g.10gb": {"arrivals": 40, **counts}, "8 x 7g.80gb": {"arrivals": 10, **counts}}
+        return {
+            "policy": "oracle",
+            "arrivals": 50,
+            "rejected_by_reason": counts,
+            "by_profile": kinds,
+        }
+
+    bars, _ = replay_bars([row("mfi", (4, 1), (5, 0)), limit(2)], SETTING).axes
+    looks = {
+        str(group.get_label()): ([bar.get_width() for bar in group], group[0].get_hatch())
+        for group in bars.containers
+        if isinstance(group, BarContainer)
+    }
+    assert looks == {
+        "capacity": ([18, 0], ""),
+        "fragmented": ([2, 0], "////"),
+        "even if all could be moved": ([0, 4], "...."),
+    }
+    assert [text.get_text() for text in bars.get_yticklabels()] == ["mfi", "oracle"]
+    bars, cells = replay_bars([row("mfi", (4, 1), (5, 0)), limit(None)], SETTING).axes
+    assert [text.get_text() for text in bars.get_yticklabels()] == ["mfi"]
+    assert len(cells.texts) == 2
+
+
 def test_nothing_rejected_and_nothing_to_draw() -> None:
     plain = {**SETTING, "scale": None, "compress": 1.0}
     figure = replay_bars([row("mfi", (0, 0), (0, 0))], plain)

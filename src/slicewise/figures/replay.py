@@ -11,12 +11,16 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
 from slicewise.figures.rows import Row, require_rows
-from slicewise.figures.style import INK, PAPER, SOFT, house_style, plain
+from slicewise.figures.style import INK, PAPER, SOFT, house_style, plain, policy_style
+
+ORACLE = "oracle"
+"""What the limit is called where policies are named."""
 
 _REASONS = {
     "capacity": ("#56b4e9", ""),
     "fragmented": ("#d55e00", "////"),
     "unknown profile": ("#8a8f98", ".."),
+    "quota": ("#cc79a7", "xx"),
 }
 """By reason: a colour and a hatch, so that nothing depends on colour alone."""
 _DARK = 0.6
@@ -27,8 +31,12 @@ _SHADES = LinearSegmentedColormap.from_list("rejected", [PAPER, "#f0b48a", "#a63
 
 
 def replay_bars(rows: Iterable[Row], setting: Mapping[str, Any]) -> Figure:
-    """Rejected requests as bars by reason, and beside them the rejected share of each kind."""
-    every = require_rows(rows, "bars")
+    """Rejected requests as bars by reason, and beside them the rejected share of each kind.
+
+    The oracle is dotted grey, and has no room where it could not run.
+    """
+    given = require_rows(rows, "bars")
+    every = [row for row in given if row["rejected_by_reason"]["capacity"] is not None]
     kinds = _most_asked(every)
     with house_style():
         size = (5.6 + 0.75 * len(kinds), 1.9 + 0.34 * len(every))
@@ -60,10 +68,12 @@ def _most_asked(rows: Sequence[Row]) -> list[str]:
 def _draw_bars(axes: Axes, rows: Sequence[Row]) -> None:
     places = np.arange(len(rows))
     left = np.zeros(len(rows))
-    for reason, (colour, hatch) in _REASONS.items():
-        shares = np.array(
-            [100 * row["rejected_by_reason"].get(reason, 0) / row["arrivals"] for row in rows]
-        )
+    limit = np.array([row["policy"] == ORACLE for row in rows])
+    look = policy_style(ORACLE)
+    parts = [(reason, ~limit, *looks) for reason, looks in _REASONS.items()]
+    for reason, whose, colour, hatch in [*parts, ("capacity", limit, look.colour, look.hatch)]:
+        counts = [row["rejected_by_reason"].get(reason, 0) / row["arrivals"] for row in rows]
+        shares = 100 * np.where(whose, counts, 0)
         if shares.any():
             axes.barh(
                 places,
@@ -74,7 +84,7 @@ def _draw_bars(axes: Axes, rows: Sequence[Row]) -> None:
                 hatch=hatch,
                 edgecolor=PAPER,
                 linewidth=0,
-                label=reason,
+                label="even if all could be moved" if whose is limit else reason,
             )
         left += shares
     for place, total in zip(places, left, strict=True):
@@ -112,7 +122,11 @@ def _draw_cells(axes: Axes, rows: Sequence[Row], kinds: Sequence[str]) -> None:
         )
     asked = rows[0]["by_profile"]
     names = [f"{kind}\n({asked[kind]['arrivals']})" for kind in kinds]
-    axes.set_xticks(range(len(kinds)), [plain(name) for name in names], rotation=35, fontsize=8)
+    axes.set_xticks(range(len(kinds)), [plain(name) for name in names])
+    # Turned round their ends, so that a long one runs beside the others and not across them.
+    axes.tick_params(axis="x", rotation=35, labelsize=8)
+    for label in axes.get_xticklabels():
+        label.set(ha="right", rotation_mode="anchor")
     axes.tick_params(axis="both", length=0, labelleft=False)
     axes.set_title("Rejected of those who asked for it, %")
     for spine in axes.spines.values():
