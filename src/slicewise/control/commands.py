@@ -1,0 +1,158 @@
+"""What can be asked of the writer; each command was checked in form before it came here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from slicewise.control.entries import GeometryRecord, QuotaRecord, Role, Seconds, Want
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """One allocation to create, and on what terms."""
+
+    want: Want
+    count: int = 1
+    priority: int = 0
+    wait: Seconds = 0
+    lease: Seconds | None = None
+    labels: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """Create an allocation."""
+
+    tenant: str
+    terms: Terms
+
+
+@dataclass(frozen=True, slots=True)
+class CreateAll:
+    """Create several allocations, all or none."""
+
+    tenant: str
+    all: tuple[Terms, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """End an allocation, or take it out of the queue."""
+
+    allocation: str
+    tenant: str | None = None
+    """Only if it is this tenant's; otherwise it does not exist."""
+
+
+@dataclass(frozen=True, slots=True)
+class AddNode:
+    """Register a node."""
+
+    node: str
+    geometry: GeometryRecord
+    gpus: int
+    labels: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Cordon:
+    """Let a node take no new instances."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Uncordon:
+    """Let a node take new instances again."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Let a node become empty."""
+
+    node: str
+    evict: bool = False
+    """End what is on it instead of waiting."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveNode:
+    """Remove a node that is empty."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetTenant:
+    """Create a tenant, or change its quota."""
+
+    tenant: str
+    quota: QuotaRecord
+    new: bool
+    """Whether it must not exist, or must."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveTenant:
+    """Remove a tenant that holds nothing."""
+
+    tenant: str
+
+
+@dataclass(frozen=True, slots=True)
+class IssueToken:
+    """Make a token known by its digest; whoever asks keeps the secret."""
+
+    digest: str
+    role: Role
+    tenant: str | None = None
+    node: str | None = None
+    note: str = ""
+    expires_in: Seconds | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RevokeToken:
+    """Make a token void."""
+
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class MoveInstance:
+    """Where one instance of an allocation is, and where it is to go."""
+
+    allocation: str
+    index: int
+    node: str
+    gpu: int
+    start: int
+    to_node: str
+    to_gpu: int
+    to_start: int
+
+
+@dataclass(frozen=True, slots=True)
+class CarryOut:
+    """Make planned moves in order, all or none; refused when the cluster has changed since."""
+
+    moves: tuple[MoveInstance, ...]
+
+
+Command = (
+    Create
+    | CreateAll
+    | Release
+    | AddNode
+    | Cordon
+    | Uncordon
+    | Drain
+    | RemoveNode
+    | SetTenant
+    | RemoveTenant
+    | IssueToken
+    | RevokeToken
+    | CarryOut
+)

@@ -1,0 +1,101 @@
+"""The desk: takes commands one by one, decides, and writes down what it decided as entries.
+
+Everything it does is applied to its state at once, so that the next decision sees it. Nothing of
+it is true, though, until the rows are committed: whoever runs the desk answers only then, and
+when a commit fails the desk and its state are thrown away and built anew from the journal.
+"""
+
+from __future__ import annotations
+
+from slicewise.control.answers import Answer, RefusedError
+from slicewise.control.commands import (
+    AddNode,
+    CarryOut,
+    Command,
+    Cordon,
+    Create,
+    CreateAll,
+    Drain,
+    IssueToken,
+    Release,
+    RemoveNode,
+    RemoveTenant,
+    RevokeToken,
+    SetTenant,
+    Uncordon,
+)
+from slicewise.control.entries import Cause, NodePhase, Row, Seconds
+from slicewise.control.estate import Estate
+from slicewise.control.ledger import Ledger, NewId
+from slicewise.control.moving import Moving
+from slicewise.control.placing import Placing
+from slicewise.control.state import State
+
+
+class Desk:
+    """Decides on one state."""
+
+    def __init__(self, state: State, new_id: NewId) -> None:
+        self.state = state
+        self._ledger = Ledger(state, new_id)
+        self._placing = Placing(self._ledger)
+        self._estate = Estate(self._ledger, self._placing)
+        self._moving = Moving(self._ledger)
+
+    def take_rows(self) -> list[Row]:
+        """Hand out the rows that are to be committed together."""
+        return self._ledger.take_rows()
+
+    def decide(self, command: Command, actor: str, now: Seconds) -> Answer:
+        """Carry out a command, or say why not."""
+        self._ledger.open(actor, now)
+        try:
+            return self._decide(command)
+        except RefusedError as refusal:
+            return refusal.answer()
+
+    def pass_time(self, now: Seconds) -> None:
+        """End what is over: leases, and waits that were long enough."""
+        self._ledger.open("clock", now)
+        state = self.state
+        for allocation in state.leases_over(now):
+            self._placing.end(allocation, Cause.LEASE)
+        for ticket in state.waiting.expired(now):
+            waited = state.allocations[state.waits_for[ticket.number]]
+            self._placing.end(waited, Cause.TIMEOUT)
+
+    def serve_queue(self, now: Seconds) -> None:
+        """Place those who wait, if room has appeared since this was last done."""
+        if self._ledger.room_appeared and len(self.state.waiting):
+            self._ledger.open("queue", now)
+            self._placing.serve()
+        self._ledger.room_appeared = False
+
+    def _decide(self, command: Command) -> Answer:
+        match command:
+            case Create():
+                return self._placing.create(command)
+            case CreateAll():
+                return self._placing.create_all(command)
+            case Release():
+                return self._placing.release(command)
+            case AddNode():
+                return self._estate.add_node(command)
+            case Cordon(node):
+                return self._estate.turn_node(node, NodePhase.CORDONED)
+            case Uncordon(node):
+                return self._estate.turn_node(node, NodePhase.READY)
+            case Drain():
+                return self._estate.drain(command)
+            case RemoveNode():
+                return self._estate.remove_node(command)
+            case SetTenant():
+                return self._estate.set_tenant(command)
+            case RemoveTenant():
+                return self._estate.remove_tenant(command)
+            case IssueToken():
+                return self._estate.issue_token(command)
+            case RevokeToken():
+                return self._estate.revoke_token(command)
+            case CarryOut():
+                return self._moving.carry_out(command)

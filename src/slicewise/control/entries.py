@@ -1,0 +1,353 @@
+"""The entries of the journal: everything that ever changes the service's state, one fact each.
+
+A decision is made once, by the writer, and written down as entries. Whoever applies the same
+entries in the same order has the same state: the writer after a restart, a standby, `verify`.
+Entries therefore say what was decided (this GPU, this start), never what was asked for alone.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+import msgspec
+
+Seconds = float
+"""A moment, as seconds since the epoch, or a length of time."""
+
+
+class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A value inside an entry; fields that hold their default are left out of the JSON."""
+
+
+class ProfileRecord(_Record, frozen=True):
+    """A profile of a model, as `core.geometry.Profile` has it."""
+
+    name: str
+    size: int
+    compute: int
+    memory_gb: float
+    starts: tuple[int, ...]
+    preferred: tuple[int, ...] = ()
+    uses: dict[str, int] = {}
+    variant_of: str | None = None
+
+
+class GeometryRecord(_Record, frozen=True):
+    """A GPU model in full, so that the journal can be read without the catalog it came from."""
+
+    model: str
+    slices: int
+    compute: int
+    profiles: tuple[ProfileRecord, ...]
+    memory_gb: float = 0
+    budgets: dict[str, int] = {}
+
+
+class Want(_Record, frozen=True):
+    """What a tenant asked for: a profile by name, or a need; on these models or any."""
+
+    profile: str | None = None
+    compute: int | None = None
+    memory_gb: float | None = None
+    models: tuple[str, ...] = ()
+
+
+class Part(_Record, frozen=True):
+    """One instance of an allocation: where it is and what it has.
+
+    It says all of it, so that it can still be read when its node is gone.
+    """
+
+    node: str
+    gpu: int
+    """The GPU's index on its node."""
+    model: str
+    profile: str
+    start: int
+    size: int
+    compute: int
+    memory_gb: float
+
+
+class QuotaRecord(_Record, frozen=True):
+    """What a tenant may hold at a time and how fast it may ask; None is no limit."""
+
+    memory_slices: int | None = None
+    compute_slices: int | None = None
+    instances: int | None = None
+    requests_per_second: float | None = None
+    max_priority: int | None = None
+
+
+class Role(StrEnum):
+    """What the bearer of a token may do."""
+
+    ADMIN = "admin"
+    """Everything, tenants and tokens included."""
+    OPERATOR = "operator"
+    """Nodes, and every tenant's allocations."""
+    TENANT = "tenant"
+    """Its own allocations."""
+    AGENT = "agent"
+    """Its own node: what should be on it, and reporting what is."""
+    READ_ONLY = "read-only"
+    """Looking at everything, or at one tenant's things."""
+
+
+class Cause(StrEnum):
+    """Why an allocation ended."""
+
+    RELEASED = "released"
+    """It was asked for."""
+    LEASE = "lease ended"
+    TIMEOUT = "waited too long"
+    """Still in the queue at its deadline."""
+    EVICTED = "evicted"
+    """An operator emptied its node."""
+
+
+class AllocationRecord(_Record, frozen=True):
+    """An allocation: what was asked for, where it is, and how it ended, as far as that is known."""
+
+    id: str
+    tenant: str
+    want: Want
+    count: int = 1
+    priority: int = 0
+    labels: dict[str, str] = {}
+    lease: Seconds | None = None
+    """How long it lasts once placed."""
+    requested: Seconds = 0
+    deadline: Seconds | None = None
+    """Until when it may wait in the queue."""
+    reason: str = ""
+    """While it waits: why, as a word and as a sentence."""
+    detail: str = ""
+    placed: Seconds | None = None
+    parts: tuple[Part, ...] = ()
+    """Its instances; none while it waits."""
+    ended: Seconds | None = None
+    cause: Cause | None = None
+
+    @property
+    def ends(self) -> Seconds | None:
+        """When its lease is over."""
+        return None if self.lease is None or self.placed is None else self.placed + self.lease
+
+    @property
+    def state(self) -> Literal["queued", "placed", "released", "cancelled"]:
+        """Where it stands, in a word."""
+        if self.ended is not None:
+            return "released" if self.parts else "cancelled"
+        return "placed" if self.parts else "queued"
+
+
+class Entry(_Record, frozen=True, tag_field="kind"):
+    """One fact."""
+
+
+class ModelEntered(Entry, frozen=True, tag="model-entered"):
+    """A GPU model is known from here on."""
+
+    geometry: GeometryRecord
+
+
+class NodeAdded(Entry, frozen=True, tag="node-added"):
+    """A node joined; its GPUs have the ids from ``first`` on."""
+
+    node: str
+    model: str
+    gpus: int
+    first: int
+    labels: dict[str, str] = {}
+
+
+class NodePhase(StrEnum):
+    """Whether a node takes new instances."""
+
+    READY = "ready"
+    CORDONED = "cordoned"
+    """Takes no new instances; what runs there stays."""
+    DRAINING = "draining"
+    """Takes no new instances and is to become empty."""
+    DRAINED = "drained"
+    """Empty, and takes no new instances."""
+
+
+class NodeTurned(Entry, frozen=True, tag="node-turned"):
+    """A node went to another phase."""
+
+    node: str
+    phase: NodePhase
+
+
+class NodeRemoved(Entry, frozen=True, tag="node-removed"):
+    """A node left for good."""
+
+    node: str
+
+
+class TenantSet(Entry, frozen=True, tag="tenant-set"):
+    """A tenant was created, or given another quota."""
+
+    tenant: str
+    quota: QuotaRecord = QuotaRecord()
+
+
+class TenantRemoved(Entry, frozen=True, tag="tenant-removed"):
+    """A tenant left; its tokens are void."""
+
+    tenant: str
+
+
+class TokenIssued(Entry, frozen=True, tag="token-issued"):
+    """A token was made; only its digest is kept."""
+
+    token: str
+    """The id by which it is listed and revoked."""
+    digest: str
+    role: Role
+    tenant: str | None = None
+    node: str | None = None
+    """For an agent: the node it may speak for."""
+    note: str = ""
+    expires: Seconds | None = None
+
+
+class TokenRevoked(Entry, frozen=True, tag="token-revoked"):
+    """A token is void."""
+
+    token: str
+
+
+class Allocated(Entry, frozen=True, tag="allocated"):
+    """An allocation was placed as it arrived."""
+
+    allocation: AllocationRecord
+
+
+class Queued(Entry, frozen=True, tag="queued"):
+    """An allocation waits for room."""
+
+    allocation: AllocationRecord
+    ticket: int
+    """Its number in the queue; numbers only grow."""
+
+
+class Served(Entry, frozen=True, tag="served"):
+    """A waiting allocation was placed."""
+
+    allocation: str
+    tenant: str
+    parts: tuple[Part, ...]
+
+
+class Rejected(Entry, frozen=True, tag="rejected"):
+    """A request was refused; nothing changed, but it is remembered."""
+
+    tenant: str
+    want: Want
+    count: int
+    reason: str
+    detail: str
+
+
+class Ended(Entry, frozen=True, tag="ended"):
+    """An allocation ended, or gave up waiting; holds all that it was, for those who ask later."""
+
+    allocation: AllocationRecord
+
+
+class Moved(Entry, frozen=True, tag="moved"):
+    """An instance of an allocation went to another place."""
+
+    allocation: str
+    tenant: str
+    index: int
+    """Which of its instances."""
+    part: Part
+
+
+class Overtaken(Entry, frozen=True, tag="overtaken"):
+    """How often these waiting tickets have been overtaken by now."""
+
+    tickets: dict[int, int]
+
+
+class TurnTaken(Entry, frozen=True, tag="turn-taken"):
+    """A policy that goes round goes on from here, though nothing was placed."""
+
+    turn: int
+
+
+AnyEntry = (
+    ModelEntered
+    | NodeAdded
+    | NodeTurned
+    | NodeRemoved
+    | TenantSet
+    | TenantRemoved
+    | TokenIssued
+    | TokenRevoked
+    | Allocated
+    | Queued
+    | Served
+    | Rejected
+    | Ended
+    | Moved
+    | Overtaken
+    | TurnTaken
+)
+
+
+class Row(msgspec.Struct, frozen=True):
+    """An entry in its place in the journal: when, and by whose doing."""
+
+    seq: int
+    at: Seconds
+    actor: str
+    """The id of the token that asked, or what in the service did."""
+    entry: AnyEntry
+
+
+def concerns(entry: AnyEntry) -> tuple[str | None, str]:
+    """Whose business an entry is, and the name or id of what it is about."""
+    match entry:
+        case Allocated(record) | Queued(record) | Ended(record):
+            return record.tenant, record.id
+        case Served(identity, tenant) | Moved(identity, tenant):
+            return tenant, identity
+        case Rejected(tenant):
+            return tenant, ""
+        case TenantSet(tenant) | TenantRemoved(tenant):
+            return tenant, tenant
+        case TokenIssued(token, tenant=tenant):
+            return tenant, token
+        case TokenRevoked(token):
+            return None, token
+        case NodeAdded(node) | NodeTurned(node) | NodeRemoved(node):
+            return None, node
+        case ModelEntered(geometry):
+            return None, geometry.model
+        case _:
+            return None, ""
+
+
+_encoder = msgspec.json.Encoder()
+_decoder: msgspec.json.Decoder[AnyEntry] = msgspec.json.Decoder(AnyEntry)
+
+
+def encode(entry: AnyEntry) -> bytes:
+    """An entry as JSON."""
+    return _encoder.encode(entry)
+
+
+def decode(data: bytes | str) -> AnyEntry:
+    """An entry from its JSON; anything else is refused."""
+    return _decoder.decode(data)
+
+
+def kind(entry: AnyEntry) -> str:
+    """What kind of entry it is, in a word."""
+    return str(entry.__struct_config__.tag)

@@ -1,0 +1,133 @@
+"""An image of the state: everything the journal said up to an entry, in one piece.
+
+It is restored by way of entries, so that there is one way in which a state comes about. What
+decides later, down to which GPU ids a new node gets, is the same as before.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from slicewise.control.entries import (
+    Allocated,
+    AllocationRecord,
+    AnyEntry,
+    GeometryRecord,
+    ModelEntered,
+    NodeAdded,
+    NodePhase,
+    NodeRemoved,
+    NodeTurned,
+    Overtaken,
+    Queued,
+    QuotaRecord,
+    Row,
+    TenantSet,
+    TokenIssued,
+    TurnTaken,
+)
+from slicewise.control.geometries import record_of
+from slicewise.control.state import State
+
+
+class _NodeImage(msgspec.Struct, frozen=True):
+    name: str
+    model: str
+    first: int
+    gpus: int
+    phase: NodePhase
+    labels: dict[str, str]
+
+
+class _Waiting(msgspec.Struct, frozen=True):
+    number: int
+    overtaken: int
+
+
+class Image(msgspec.Struct, frozen=True):
+    """What a state consists of."""
+
+    seq: int
+    geometries: tuple[GeometryRecord, ...]
+    nodes: tuple[_NodeImage, ...]
+    spare: tuple[tuple[int, int], ...]
+    """GPU ids that removed nodes left, as first and count, in the order they were left."""
+    tenants: dict[str, QuotaRecord]
+    tokens: tuple[TokenIssued, ...]
+    allocations: tuple[AllocationRecord, ...]
+    waiting: dict[str, _Waiting]
+    """By waiting allocation."""
+    last_ticket: int
+    turn: int
+
+
+def image_of(state: State) -> Image:
+    """The state as it is."""
+    return Image(
+        seq=state.seq,
+        geometries=tuple(record_of(geometry) for geometry in state.geometries.values()),
+        nodes=tuple(
+            _NodeImage(
+                node.name,
+                node.geometry.model,
+                node.gpus.start,
+                len(node.gpus),
+                node.phase,
+                node.labels,
+            )
+            for node in state.nodes.values()
+        ),
+        spare=tuple((ids.start, len(ids)) for ids in state.cluster.spare_gpus),
+        tenants={tenant.name: tenant.quota for tenant in state.tenants.values()},
+        tokens=tuple(state.tokens.values()),
+        allocations=tuple(state.allocations.values()),
+        waiting={
+            identity: _Waiting(number, state.waiting.overtaken(number))
+            for identity, number in state.tickets.items()
+        },
+        last_ticket=state.last_ticket,
+        turn=state.turn,
+    )
+
+
+def restore(image: Image, state: State) -> State:
+    """Bring a fresh state to where the image was made."""
+
+    def enter(entry: AnyEntry) -> None:
+        state.apply(Row(state.seq + 1, 0, "", entry))
+
+    for geometry in image.geometries:
+        enter(ModelEntered(geometry))
+    # Stand-ins take all GPU ids there ever were, in order. Removing one leaves its ids to the
+    # node that is added next, so every node gets its own again, and the rest stays spare.
+    stand_ins = sorted([*((node.first, node.gpus) for node in image.nodes), *image.spare])
+    for first, gpus in stand_ins:
+        enter(NodeAdded(_stand_in(first), image.geometries[0].model, gpus, first))
+    for node in image.nodes:
+        enter(NodeRemoved(_stand_in(node.first)))
+        enter(NodeAdded(node.name, node.model, node.gpus, node.first, node.labels))
+    for first, _ in image.spare:
+        enter(NodeRemoved(_stand_in(first)))
+    for tenant, quota in image.tenants.items():
+        enter(TenantSet(tenant, quota))
+    for token in image.tokens:
+        enter(token)
+    for allocation in image.allocations:
+        waits = image.waiting.get(allocation.id)
+        enter(Allocated(allocation) if waits is None else Queued(allocation, waits.number))
+    enter(Overtaken({waits.number: waits.overtaken for waits in image.waiting.values()}))
+    enter(TurnTaken(image.turn))
+    for node in image.nodes:
+        if node.phase is not NodePhase.READY:
+            enter(NodeTurned(node.name, node.phase))
+    state.last_ticket = image.last_ticket
+    state.seq = image.seq
+    return state
+
+
+def _stand_in(first: int) -> str:
+    return f" {first}"  # no node's name begins with a blank
+
+
+encode = msgspec.json.Encoder().encode
+decode = msgspec.json.Decoder(Image).decode

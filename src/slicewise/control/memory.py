@@ -1,0 +1,147 @@
+"""Journals that last as long as the process: for tests, and to see what durability costs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+
+from slicewise.control.entries import Row, Seconds, concerns, kind
+from slicewise.control.image import Image
+from slicewise.control.ports import Clock, FencedError, Kept, Key, Leader
+
+
+class MemoryJournal:
+    """Keeps everything in lists."""
+
+    def __init__(self) -> None:
+        self.kept_rows: list[Row] = []
+        self.kept_answers: dict[Key, Kept] = {}
+        self.images: list[Image] = []
+        self.epoch = 1
+
+    def answers(self, keys: Sequence[Key]) -> dict[Key, Kept]:
+        """The answers given for these keys."""
+        return {key: self.kept_answers[key] for key in keys if key in self.kept_answers}
+
+    def append(
+        self, epoch: int, rows: Sequence[Row], answers: Iterable[tuple[Key, Kept, Seconds]]
+    ) -> None:
+        """Keep rows and answers."""
+        if epoch != self.epoch:
+            raise FencedError(f"epoch {epoch} is over, it is {self.epoch}")
+        self.kept_rows.extend(rows)
+        self.kept_answers.update({key: kept for key, kept, _ in answers})
+
+    def rows(self, after: int, limit: int) -> list[Row]:
+        """Rows behind ``after``."""
+        return self.kept_rows[after : after + limit]
+
+    def last_image(self) -> Image | None:
+        """The latest image."""
+        return self.images[-1] if self.images else None
+
+    def keep_image(self, image: Image) -> None:
+        """Keep an image."""
+        self.images.append(image)
+
+
+class MemoryStore(MemoryJournal):
+    """A whole store in memory; several services of one process may share it."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.epoch = 0
+        self._clock = clock
+        self._leader: Leader | None = None
+        self._given: dict[Key, Seconds] = {}
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def append(
+        self, epoch: int, rows: Sequence[Row], answers: Iterable[tuple[Key, Kept, Seconds]]
+    ) -> None:
+        """Keep rows and answers, and tell those who wait for rows."""
+        answers = list(answers)
+        with self._changed:
+            super().append(epoch, rows, answers)
+            self._given.update({key: at for key, _, at in answers})
+            self._changed.notify_all()
+
+    def lead(self, holder: str, address: str, seconds: float) -> int | None:
+        """Become the leader, unless somebody is."""
+        with self._changed:
+            if self.leader() is not None:
+                return None
+            self.epoch += 1
+            self._leader = Leader(self.epoch, holder, address, self._clock() + seconds)
+            return self.epoch
+
+    def renew(self, epoch: int, seconds: float) -> bool:
+        """Lead on."""
+        with self._changed:
+            if self._leader is None or epoch != self.epoch:
+                return False
+            self._leader = self._leader._replace(until=self._clock() + seconds)
+            return True
+
+    def resign(self, epoch: int) -> None:
+        """Lead no longer."""
+        with self._changed:
+            if self._leader is not None and epoch == self.epoch:
+                self._leader = self._leader._replace(until=self._clock())
+
+    def leader(self) -> Leader | None:
+        """Who leads."""
+        leader = self._leader
+        return leader if leader is not None and leader.until > self._clock() else None
+
+    def last_seq(self) -> int:
+        """The number of the last row."""
+        return len(self.kept_rows)
+
+    def history(
+        self,
+        *,
+        before: int | None,
+        limit: int,
+        tenant: str | None = None,
+        subject: str | None = None,
+        kinds: Sequence[str] = (),
+    ) -> list[Row]:
+        """Rows in front of ``before``, the newest first."""
+        end = len(self.kept_rows) if before is None else min(before - 1, len(self.kept_rows))
+        found: list[Row] = []
+        for row in reversed(self.kept_rows[: max(end, 0)]):
+            whose, what = concerns(row.entry)
+            if (
+                (tenant is None or tenant == whose)
+                and (subject is None or subject == what)
+                and (not kinds or kind(row.entry) in kinds)
+            ):
+                found.append(row)
+                if len(found) == limit:
+                    break
+        return found
+
+    def wait_for_rows(self, after: int, seconds: float) -> bool:
+        """Block until there are rows behind ``after``, or so long."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or len(self.kept_rows) > after, seconds)
+            return len(self.kept_rows) > after
+
+    def forget_answers(self, before: Seconds) -> int:
+        """Forget answers given before then."""
+        with self._changed:
+            old = [key for key, at in self._given.items() if at < before]
+            for key in old:
+                del self._given[key], self.kept_answers[key]
+            return len(old)
+
+    def check(self) -> None:
+        """Memory always answers."""
+
+    def close(self) -> None:
+        """Tell those who wait for rows that there are none."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()

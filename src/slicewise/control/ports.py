@@ -1,0 +1,130 @@
+"""What the control plane needs from outside: a journal that keeps, and a clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+from slicewise.control.answers import Answer
+from slicewise.control.entries import Row, Seconds
+from slicewise.control.image import Image
+from slicewise.core.errors import SlicewiseError
+
+
+class StoreError(SlicewiseError):
+    """The journal could not be reached or written; what was to be written may or may not be."""
+
+
+class FencedError(SlicewiseError):
+    """Somebody else leads by now; nothing was written."""
+
+
+class Key(NamedTuple):
+    """An idempotency key: whose it is, and what they called it."""
+
+    tenant: str
+    key: str
+
+
+class Kept(NamedTuple):
+    """An answer that was given for a key."""
+
+    digest: str
+    """Of the request, since a key stands for one request only."""
+    answer: Answer
+
+
+class Journal(Protocol):
+    """Keeps rows, answers and images; all methods may raise StoreError."""
+
+    def answers(self, keys: Sequence[Key]) -> dict[Key, Kept]:
+        """The answers given for these keys, where there are any."""
+
+    def append(
+        self, epoch: int, rows: Sequence[Row], answers: Iterable[tuple[Key, Kept, Seconds]]
+    ) -> None:
+        """Make rows and answers durable together, or raise; FencedError if the epoch is over."""
+
+    def rows(self, after: int, limit: int) -> list[Row]:
+        """Rows in order, from the one behind ``after`` on."""
+
+    def last_image(self) -> Image | None:
+        """The latest image kept."""
+
+    def keep_image(self, image: Image) -> None:
+        """Keep an image, so that the next start need not read the whole journal."""
+
+
+class Leader(NamedTuple):
+    """Who leads: the one process that may write."""
+
+    epoch: int
+    """Grows with every change of leader; what is written under an older one is refused."""
+    holder: str
+    address: str
+    """Where requests that change something should go."""
+    until: Seconds
+    """When its lease ends unless it is renewed, by the database's clock."""
+
+
+class Store(Journal, Protocol):
+    """A journal with what a service needs around it; safe to call from any thread.
+
+    All methods may raise StoreError. A call that failed leaves the store usable: the next one
+    connects again by itself.
+    """
+
+    def lead(self, holder: str, address: str, seconds: float) -> int | None:
+        """Become the leader and return the new epoch; None while somebody's lease runs."""
+
+    def renew(self, epoch: int, seconds: float) -> bool:
+        """Lead for so long from now on; False if the epoch is over."""
+
+    def resign(self, epoch: int) -> None:
+        """Let the lease end now; nothing happens if the epoch is over."""
+
+    def leader(self) -> Leader | None:
+        """Who leads, if somebody's lease runs."""
+
+    def last_seq(self) -> int:
+        """The number of the last row, 0 if there is none."""
+
+    def history(
+        self,
+        *,
+        before: int | None,
+        limit: int,
+        tenant: str | None = None,
+        subject: str | None = None,
+        kinds: Sequence[str] = (),
+    ) -> list[Row]:
+        """Rows in front of ``before``, the newest first: a tenant's, about a subject, of kinds.
+
+        Tenant and subject are what `entries.concerns` says, kinds what `entries.kind` says.
+        """
+
+    def wait_for_rows(self, after: int, seconds: float) -> bool:
+        """Block until there are rows behind ``after``, or so long; says whether there are."""
+
+    def forget_answers(self, before: Seconds) -> int:
+        """Forget answers given before then, and return how many."""
+
+    def check(self) -> None:
+        """Raise unless the database answers."""
+
+    def close(self) -> None:
+        """Let go of the database; whoever waits for rows is told that there are none."""
+
+
+class Clock(Protocol):
+    """Tells the time."""
+
+    def __call__(self) -> Seconds:
+        """Seconds since the epoch."""
+
+
+def rows_after(journal: Journal, seq: int, page: int = 10_000) -> Iterator[Row]:
+    """All rows behind ``seq``, read page by page."""
+    while rows := journal.rows(seq, page):
+        yield from rows
+        seq = rows[-1].seq

@@ -1,0 +1,374 @@
+"""The service's state, which is what its journal says, and changes by entries alone.
+
+The writer keeps one to decide on; every process keeps another that follows what is committed and
+answers reads. Both are this class, fed with the same rows.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from slicewise.control.entries import (
+    Allocated,
+    AllocationRecord,
+    Ended,
+    Entry,
+    ModelEntered,
+    Moved,
+    NodeAdded,
+    NodePhase,
+    NodeRemoved,
+    NodeTurned,
+    Overtaken,
+    Part,
+    Queued,
+    QuotaRecord,
+    Rejected,
+    Row,
+    Seconds,
+    Served,
+    TenantRemoved,
+    TenantSet,
+    TokenIssued,
+    TokenRevoked,
+    TurnTaken,
+    Want,
+)
+from slicewise.control.geometries import geometry_of
+from slicewise.core.cluster import Cluster, Instance
+from slicewise.core.errors import SlicewiseError
+from slicewise.core.geometry import Geometry
+from slicewise.core.request import Need, Request
+from slicewise.engine.queue import Discipline, Ticket, WaitingRoom
+from slicewise.engine.scheduler import Scheduler
+
+
+@dataclass(slots=True)
+class NodeStanding:
+    """A node as the service sees it."""
+
+    name: str
+    geometry: Geometry
+    gpus: range
+    phase: NodePhase
+    labels: dict[str, str]
+    instances: int = 0
+
+
+@dataclass(slots=True)
+class Usage:
+    """What a tenant holds."""
+
+    memory_slices: int = 0
+    compute_slices: int = 0
+    instances: int = 0
+
+
+@dataclass(slots=True)
+class TenantStanding:
+    """A tenant, what it may have and what it has."""
+
+    name: str
+    quota: QuotaRecord
+    usage: Usage = field(default_factory=Usage)
+    allocations: dict[str, None] = field(default_factory=dict)
+    """Its living allocations by id, the oldest first."""
+
+
+class State:
+    """Nodes, tenants, tokens, allocations and the queue, as the journal leaves them."""
+
+    def __init__(self, policy: str = "default", discipline: Discipline | None = None) -> None:
+        self.seq = 0
+        """The last entry applied."""
+        self.geometries: dict[str, Geometry] = {}
+        self.cluster = Cluster()
+        self.scheduler = Scheduler(self.cluster, policy)
+        self.nodes: dict[str, NodeStanding] = {}
+        self.gpus: Counter[Geometry] = Counter()
+        """By model: how many GPUs its nodes have, whatever their phase."""
+        self.tenants: dict[str, TenantStanding] = {}
+        self.tokens: dict[str, TokenIssued] = {}
+        self.tokens_by_digest: dict[str, TokenIssued] = {}
+        self.allocations: dict[str, AllocationRecord] = {}
+        """The living ones: waiting or placed, the oldest first."""
+        self.instances: dict[str, tuple[int, ...]] = {}
+        """By placed allocation: its instances in the cluster."""
+        self.owner: dict[int, str] = {}
+        """By instance: its allocation."""
+        self.waiting = WaitingRoom(discipline or Discipline())
+        self.tickets: dict[str, int] = {}
+        """By waiting allocation: its number in the queue."""
+        self.waits_for: dict[int, str] = {}
+        """By number in the queue: the allocation."""
+        self.last_ticket = 0
+        self.turn = 0
+        """Where a policy that goes round goes on, as far as the journal says."""
+        self._leases: list[tuple[Seconds, str]] = []
+        self._apply: dict[type[Entry], Callable[[Any, Row], None]] = {
+            ModelEntered: self._model_entered,
+            NodeAdded: self._node_added,
+            NodeTurned: self._node_turned,
+            NodeRemoved: self._node_removed,
+            TenantSet: self._tenant_set,
+            TenantRemoved: self._tenant_removed,
+            TokenIssued: self._token_issued,
+            TokenRevoked: self._token_revoked,
+            Allocated: self._allocated,
+            Queued: self._queued,
+            Served: self._served,
+            Rejected: self._rejected,
+            Ended: self._ended,
+            Moved: self._moved,
+            Overtaken: self._overtaken,
+            TurnTaken: self._turn_taken,
+        }
+        self._in_place: tuple[Instance, ...] | None = None
+
+    def apply(self, row: Row, in_place: tuple[Instance, ...] | None = None) -> None:
+        """Take in the next row; ``in_place`` are its instances, where they have been placed."""
+        if row.seq != self.seq + 1:
+            raise SlicewiseError(f"the journal jumps from entry {self.seq} to {row.seq}")
+        self._in_place = in_place
+        self._apply[type(row.entry)](row.entry, row)
+        self.seq = row.seq
+
+    # Nodes and models
+
+    def _model_entered(self, entry: ModelEntered, row: Row) -> None:
+        geometry = geometry_of(entry.geometry)
+        self.geometries[geometry.model] = geometry
+        self.cluster.know(geometry)
+
+    def _node_added(self, entry: NodeAdded, row: Row) -> None:
+        node = self.cluster.add_node(entry.node, self.geometries[entry.model], entry.gpus)
+        if node.gpus.start != entry.first:
+            raise SlicewiseError(
+                f"node {entry.node!r} got the GPUs from {node.gpus.start} on, "
+                f"and the journal says {entry.first}"
+            )
+        self.gpus[node.geometry] += entry.gpus
+        self.nodes[entry.node] = NodeStanding(
+            entry.node, node.geometry, node.gpus, NodePhase.READY, entry.labels
+        )
+
+    def _node_turned(self, entry: NodeTurned, row: Row) -> None:
+        self.nodes[entry.node].phase = entry.phase
+        if entry.phase is NodePhase.READY:
+            self.cluster.resume(entry.node)
+        else:
+            self.cluster.drain(entry.node)
+
+    def _node_removed(self, entry: NodeRemoved, row: Row) -> None:
+        self.cluster.remove_node(entry.node)
+        gone = self.nodes.pop(entry.node)
+        self.gpus[gone.geometry] -= len(gone.gpus)
+
+    # Tenants and tokens
+
+    def _tenant_set(self, entry: TenantSet, row: Row) -> None:
+        tenant = self.tenants.get(entry.tenant)
+        if tenant is None:
+            self.tenants[entry.tenant] = TenantStanding(entry.tenant, entry.quota)
+        else:
+            tenant.quota = entry.quota
+
+    def _tenant_removed(self, entry: TenantRemoved, row: Row) -> None:
+        for token in [t for t in self.tokens.values() if t.tenant == entry.tenant]:
+            self._forget(token)
+        del self.tenants[entry.tenant]
+
+    def _token_issued(self, entry: TokenIssued, row: Row) -> None:
+        self.tokens[entry.token] = self.tokens_by_digest[entry.digest] = entry
+
+    def _token_revoked(self, entry: TokenRevoked, row: Row) -> None:
+        self._forget(self.tokens[entry.token])
+
+    def _forget(self, token: TokenIssued) -> None:
+        del self.tokens[token.token]
+        del self.tokens_by_digest[token.digest]
+
+    # Allocations
+
+    def _allocated(self, entry: Allocated, row: Row) -> None:
+        self._add(entry.allocation)
+        self._settle(entry.allocation)
+
+    def _queued(self, entry: Queued, row: Row) -> None:
+        self._add(entry.allocation)
+        self._wait(entry.allocation, entry.ticket)
+
+    def _served(self, entry: Served, row: Row) -> None:
+        allocation = msgspec.structs.replace(
+            self.allocations[entry.allocation],
+            placed=row.at,
+            parts=entry.parts,
+            reason="",
+            detail="",
+        )
+        self.allocations[allocation.id] = allocation
+        number = self.tickets.pop(allocation.id)
+        del self.waits_for[number]
+        if number in self.waiting:  # the writer's was taken out when it was served
+            self.waiting.withdraw(number)
+        self._settle(allocation)
+
+    def _rejected(self, entry: Rejected, row: Row) -> None:
+        """Remembered in the journal only."""
+
+    def _ended(self, entry: Ended, row: Row) -> None:
+        gone = self.allocations.pop(entry.allocation.id)
+        tenant = self.tenants[gone.tenant]
+        del tenant.allocations[gone.id]
+        number = self.tickets.pop(gone.id, None)
+        if number is not None:
+            del self.waits_for[number]
+            if number in self.waiting:  # the writer's was taken out when it expired
+                self.waiting.withdraw(number)
+        for part, instance in zip(gone.parts, self.instances.pop(gone.id, ()), strict=True):
+            self.cluster.release(instance)
+            del self.owner[instance]
+            self._count(tenant, part, -1)
+
+    def _moved(self, entry: Moved, row: Row) -> None:
+        allocation = self.allocations[entry.allocation]
+        tenant = self.tenants[allocation.tenant]
+        ids = list(self.instances[allocation.id])
+        parts = list(allocation.parts)
+        old = parts[entry.index]
+        part = parts[entry.index] = entry.part
+        made = self._place(part)
+        self.cluster.release(ids[entry.index])
+        del self.owner[ids[entry.index]]
+        self._count(tenant, old, -1)
+        self._count(tenant, part, 1)
+        self.owner[made.id] = allocation.id
+        ids[entry.index] = made.id
+        self.instances[allocation.id] = tuple(ids)
+        self.allocations[allocation.id] = msgspec.structs.replace(allocation, parts=tuple(parts))
+
+    def _overtaken(self, entry: Overtaken, row: Row) -> None:
+        for number, times in entry.tickets.items():
+            self.waiting.set_overtaken(number, times)
+
+    def _turn_taken(self, entry: TurnTaken, row: Row) -> None:
+        self.turn = self.scheduler.turn = entry.turn
+
+    def _add(self, allocation: AllocationRecord) -> None:
+        self.allocations[allocation.id] = allocation
+        self.tenants[allocation.tenant].allocations[allocation.id] = None
+
+    def _settle(self, allocation: AllocationRecord) -> None:
+        """Note where an allocation is; put it there unless it is there already."""
+        placed = self._in_place
+        if placed is None:
+            placed = tuple(map(self._place, allocation.parts))
+        self.turn = self.scheduler.turn = placed[-1].gpu + 1
+        self.instances[allocation.id] = tuple(instance.id for instance in placed)
+        tenant = self.tenants[allocation.tenant]
+        for part, instance in zip(allocation.parts, placed, strict=True):
+            self.owner[instance.id] = allocation.id
+            self._count(tenant, part, 1)
+        ends = allocation.ends
+        if ends is not None:
+            heapq.heappush(self._leases, (ends, allocation.id))
+
+    def _place(self, part: Part) -> Instance:
+        gpu = self.nodes[part.node].gpus[part.gpu]
+        node = self.cluster.node(part.node)
+        placement = node.geometry.placement(part.profile, part.start)
+        if placement is None:
+            raise SlicewiseError(
+                f"{part.profile} cannot start at slice {part.start} on {node.geometry.model}"
+            )
+        return self.cluster.put(gpu, placement.number)
+
+    def _count(self, tenant: TenantStanding, part: Part, sign: int) -> None:
+        self.nodes[part.node].instances += sign
+        usage = tenant.usage
+        usage.memory_slices += sign * part.size
+        usage.compute_slices += sign * part.compute
+        usage.instances += sign
+
+    def _wait(self, allocation: AllocationRecord, number: int) -> None:
+        self.last_ticket = max(self.last_ticket, number)
+        self.tickets[allocation.id] = number
+        self.waits_for[number] = allocation.id
+        self.waiting.enter(
+            Ticket(
+                number=number,
+                request=request_of(allocation.want),
+                count=allocation.count,
+                tenant=allocation.tenant,
+                priority=allocation.priority,
+                entered=allocation.requested,
+                deadline=allocation.deadline,
+            )
+        )
+
+    def parts(self, instances: Sequence[Instance]) -> tuple[Part, ...]:
+        """Instances of the cluster, as they are written down."""
+        parts = []
+        for instance in instances:
+            node = self.cluster.node_of(instance.gpu)
+            profile = node.geometry.profile(instance.profile)
+            parts.append(
+                Part(
+                    node=node.name,
+                    gpu=instance.gpu - node.gpus.start,
+                    model=node.geometry.model,
+                    profile=profile.name,
+                    start=instance.start,
+                    size=profile.size,
+                    compute=profile.compute,
+                    memory_gb=profile.memory_gb,
+                )
+            )
+        return tuple(parts)
+
+    def canonical(self, request: Request) -> Request:
+        """The same request, in the words of all that mean the same to the models known here.
+
+        A need for 15 GB and one for 15.1 GB are alike where the next profile has 20 GB. Policies
+        rank every state for every kind of request, which takes a while, so there must not be as
+        many kinds as there are numbers.
+        """
+        need = request.want
+        if isinstance(need, str):
+            return request
+        profiles = [p for geometry in self.geometries.values() for p in geometry.plain_profiles]
+        compute = min((p.compute for p in profiles if p.compute >= need.compute), default=None)
+        memory = min((p.memory_gb for p in profiles if p.memory_gb >= need.memory_gb), default=None)
+        if compute is None or memory is None:
+            return request
+        return Request(Need(compute, memory), request.models)
+
+    # Time
+
+    @property
+    def next_lease(self) -> Seconds | None:
+        """When the next lease ends."""
+        self._drop_stale_leases()
+        return self._leases[0][0] if self._leases else None
+
+    def leases_over(self, now: Seconds) -> Iterator[AllocationRecord]:
+        """The placed allocations whose lease is over, which the caller ends one by one."""
+        while (ends := self.next_lease) is not None and ends <= now:
+            yield self.allocations[heapq.heappop(self._leases)[1]]
+
+    def _drop_stale_leases(self) -> None:
+        while self._leases and self._leases[0][1] not in self.allocations:
+            heapq.heappop(self._leases)
+
+
+def request_of(want: Want) -> Request:
+    """What is wanted, as the engine understands it."""
+    if want.profile is not None:
+        return Request(want.profile, want.models)
+    return Request(Need(want.compute or 0, want.memory_gb or 0.0), want.models)

@@ -1,0 +1,139 @@
+"""The state as people and programs see it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from slicewise.control.entries import AllocationRecord, Row, TokenIssued, concerns, kind
+from slicewise.control.reports import EventView
+from slicewise.control.state import NodeStanding, State, TenantStanding
+from slicewise.control.wire import (
+    AllocationView,
+    NeedBody,
+    NodeView,
+    Quota,
+    TenantView,
+    TokenView,
+    UsageView,
+    WaitView,
+    WantView,
+    moment,
+)
+
+SERVICE_ACTORS = frozenset({"clock", "queue", "service"})
+"""Those in the journal that are no tokens."""
+
+
+def allocation_view(state: State, record: AllocationRecord) -> AllocationView:
+    """An allocation, living or ended."""
+    first = record.parts[0] if record.parts else None
+    want = record.want
+    need = None
+    if want.profile is None:
+        need = NeedBody(compute=want.compute or 0, memory_gb=want.memory_gb or 0)
+    waiting = None
+    if record.state == "queued":
+        number = state.tickets.get(record.id)
+        waiting = WaitView(
+            position=None if number is None else state.waiting.position(number) + 1,
+            reason=record.reason,
+            detail=record.detail,
+            deadline=moment(record.deadline),
+        )
+    return AllocationView(
+        id=record.id,
+        state=record.state,
+        tenant=record.tenant,
+        node=first.node if first else None,
+        gpu=first.gpu if first else None,
+        model=first.model if first else None,
+        profile=first.profile if first else want.profile,
+        start=first.start if first else None,
+        size=first.size if first else None,
+        count=record.count,
+        instances=record.parts,
+        wanted=WantView(profile=want.profile, need=need, models=want.models),
+        priority=record.priority,
+        labels=record.labels,
+        requested_at=moment(record.requested) or "",
+        placed_at=moment(record.placed),
+        ends_at=moment(record.ends),
+        ended_at=moment(record.ended),
+        cause=record.cause,
+        waiting=waiting,
+    )
+
+
+def node_view(state: State, node: NodeStanding, taken: int | None = None) -> NodeView:
+    """A node; ``taken`` are its slices in use, where the caller has counted them."""
+    slices = len(node.gpus) * node.geometry.slices
+    if taken is None:
+        taken = slices - sum(state.cluster.state(gpu).free_slices for gpu in node.gpus)
+    return NodeView(
+        name=node.name,
+        model=node.geometry.model,
+        gpus=len(node.gpus),
+        state=node.phase,
+        instances=node.instances,
+        slices=slices,
+        free_slices=slices - taken,
+        labels=node.labels,
+    )
+
+
+def tenant_view(state: State, tenant: TenantStanding) -> TenantView:
+    """A tenant."""
+    quota, usage = tenant.quota, tenant.usage
+    return TenantView(
+        name=tenant.name,
+        quota=Quota(
+            memory_slices=quota.memory_slices,
+            compute_slices=quota.compute_slices,
+            instances=quota.instances,
+            requests_per_second=quota.requests_per_second,
+            max_priority=quota.max_priority,
+        ),
+        usage=UsageView(
+            memory_slices=usage.memory_slices,
+            compute_slices=usage.compute_slices,
+            instances=usage.instances,
+            waiting=sum(identity in state.tickets for identity in tenant.allocations),
+        ),
+    )
+
+
+def event_view(state: State, row: Row, tenant: str | None = None) -> EventView:
+    """A row of the journal, as everybody may see it or as this tenant may.
+
+    The digest of a token stays here, and a tenant is not told which of the operators' tokens did
+    something to it.
+    """
+    entry, actor = row.entry, row.actor
+    if isinstance(entry, TokenIssued):
+        entry = msgspec.structs.replace(entry, digest="")
+    if tenant is not None:
+        token = state.tokens.get(actor)
+        service = actor in SERVICE_ACTORS
+        actor = actor if service or (token and token.tenant == tenant) else "operator"
+    whose, subject = concerns(row.entry)
+    return EventView(
+        seq=row.seq,
+        at=moment(row.at) or "",
+        actor=actor,
+        kind=kind(entry),
+        tenant=whose,
+        subject=subject,
+        entry=entry,
+    )
+
+
+def token_view(token: TokenIssued) -> TokenView:
+    """A token, without its secret."""
+    return TokenView(
+        id=token.token,
+        role=token.role,
+        tenant=token.tenant,
+        node=token.node,
+        note=token.note,
+        expires_at=moment(token.expires),
+    )

@@ -1,0 +1,291 @@
+"""The writer: one thread that decides, makes durable, and only then tells.
+
+Commands that arrive while a commit is under way are decided together afterwards and share the
+next commit, so the more there is to do, the less a single decision costs.
+
+When a commit fails, nobody knows whether it took place. The writer then forgets all it knows and
+reads the journal again before it decides anything: recovering from a failure is the same as
+starting.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from slicewise.control.answers import Answer, RefusedError
+from slicewise.control.commands import Command
+from slicewise.control.desk import Desk
+from slicewise.control.entries import Row, Seconds
+from slicewise.control.image import Image, image_of, restore
+from slicewise.control.ledger import NewId
+from slicewise.control.ports import Clock, FencedError, Journal, Kept, Key, StoreError, rows_after
+from slicewise.control.state import State
+
+MAX_BATCH = 512
+"""Commands that share a commit."""
+ROWS_BETWEEN_IMAGES = 100_000
+RETRY_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
+"""How long to wait before trying the journal again; the last one goes on."""
+
+_KEPT = frozenset({200, 201, 202, 409})
+"""Answers that a retry gets again; a mistake, such as an unknown name, may be corrected."""
+
+UNKNOWN_OUTCOME = (
+    "the database failed while this was written, so it may or may not have happened; "
+    "ask again with the same Idempotency-Key to find out"
+)
+NO_DATABASE = "the database cannot be reached; nothing was changed, try again"
+NOT_LEADING = "this process does not lead any more; nothing was changed"
+STOPPING = "the service is stopping; nothing was changed"
+
+
+@dataclass(slots=True)
+class Job:
+    """A command on its way through the writer."""
+
+    command: Command
+    actor: str
+    key: Key | None = None
+    """An idempotency key, and the digest of the request it stands for."""
+    digest: str = ""
+    arrived: Seconds = 0
+    tell: object = None
+    """Whom to tell; the writer does not look at it."""
+
+
+class Told(NamedTuple):
+    """A job and its answer; ``replayed`` if the answer was given before."""
+
+    job: Job
+    answer: Answer
+    replayed: bool = False
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one commit brought: rows for those who follow, answers for those who asked."""
+
+    rows: list[Row] = field(default_factory=list)
+    told: list[Told] = field(default_factory=list)
+    decide_seconds: float = 0
+    commit_seconds: float = 0
+
+
+Deliver = Callable[[Batch], None]
+
+
+class Writer:
+    """Decides and commits, batch by batch, as long as it leads."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        fresh_state: Callable[[], State],
+        epoch: int,
+        clock: Clock,
+        new_id: NewId,
+        deliver: Deliver,
+        timer: Callable[[], float],
+        delivered: int = 0,  # the last row that whoever gets the batches knows already
+        max_batch: int = MAX_BATCH,
+        rows_between_images: int = ROWS_BETWEEN_IMAGES,
+    ) -> None:
+        self._journal = journal
+        self._fresh_state = fresh_state
+        self._epoch = epoch
+        self._clock = clock
+        self._new_id = new_id
+        self._deliver = deliver
+        self._timer = timer
+        self._max_batch = max_batch
+        self._rows_between_images = rows_between_images
+        self._jobs: deque[Job] = deque()
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
+        self._image_seq = 0
+        self._delivered = delivered
+        self.fenced = False
+        """Whether somebody else leads; the writer has stopped then."""
+        self.trouble: str | None = None
+        """What keeps it from writing, while something does."""
+
+    def start(self) -> None:
+        """Begin to work."""
+        self._thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Hand in a job; its answer comes by way of ``deliver``."""
+        with self._wake:
+            if not self._stopping:
+                self._jobs.append(job)
+                self._wake.notify()
+                return
+        why = NOT_LEADING if self.fenced else STOPPING
+        self._deliver(Batch(told=[Told(job, _not_available(why))]))
+
+    def stop(self) -> None:
+        """Finish what was handed in, keep an image, and end."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        self._thread.join()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still works, or has not begun."""
+        return self._thread.is_alive() or self._thread.ident is None
+
+    @property
+    def waiting(self) -> int:
+        """Jobs handed in and not begun."""
+        return len(self._jobs)
+
+    # The thread
+
+    def _run(self) -> None:
+        try:
+            desk = self._begin()
+            while desk is not None:
+                try:
+                    jobs, now = self._next(desk.state)
+                    if not jobs and self._stopping:
+                        self._keep_image(desk.state)
+                        return
+                    self._round(desk, jobs, now)
+                    if desk.state.seq - self._image_seq >= self._rows_between_images:
+                        self._keep_image(desk.state)
+                except StoreError as error:
+                    self.trouble = str(error)
+                    desk = self._begin()
+        except FencedError:
+            self.fenced = True
+        finally:
+            with self._wake:
+                self._stopping = True
+            self._turn_away(STOPPING if not self.fenced else NOT_LEADING)
+
+    def _begin(self) -> Desk | None:
+        """Read the journal, for as long as it takes; None when it is time to stop."""
+        attempt = 0
+        while True:
+            try:
+                image = self._journal.last_image()
+                state = load(self._journal, self._fresh_state(), image)
+                rows = list(rows_after(self._journal, self._delivered))
+            except StoreError as error:
+                self.trouble = str(error)
+                self._turn_away(NO_DATABASE)
+                pause = RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)]
+                attempt += 1
+                with self._wake:
+                    if self._stopping or self._wake.wait_for(lambda: self._stopping, pause):
+                        return None
+            else:
+                self.trouble = None
+                self._image_seq = 0 if image is None else image.seq
+                self._catch_up(rows)
+                return Desk(state, self._new_id)
+
+    def _next(self, state: State) -> tuple[list[Job], Seconds]:
+        """Wait for something to do: jobs, or a moment at which something is over."""
+        with self._wake:
+            while True:
+                now = self._clock()
+                due = min(
+                    (t for t in (state.next_lease, state.waiting.next_deadline) if t is not None),
+                    default=None,
+                )
+                if self._jobs or self._stopping or (due is not None and due <= now):
+                    count = min(len(self._jobs), self._max_batch)
+                    return [self._jobs.popleft() for _ in range(count)], now
+                # A clock may jump, so no wait is longer than a minute.
+                self._wake.wait(60 if due is None else min(60.0, due - now + 0.001))
+
+    def _round(self, desk: Desk, jobs: list[Job], now: Seconds) -> None:
+        """Decide, commit, tell."""
+        batch = Batch()
+        begun = self._timer()
+        try:
+            fresh = self._decide(desk, jobs, now, batch)
+            batch.rows = desk.take_rows()
+            decided = self._timer()
+            if batch.rows or fresh:
+                self._journal.append(
+                    self._epoch, batch.rows, [(key, kept, now) for key, kept in fresh.items()]
+                )
+        except FencedError:
+            self._tell(jobs, NOT_LEADING)
+            raise
+        except StoreError:
+            self._tell(jobs, UNKNOWN_OUTCOME)
+            raise
+        batch.decide_seconds = decided - begun
+        batch.commit_seconds = self._timer() - decided
+        self._delivered += len(batch.rows)
+        self._deliver(batch)
+
+    def _catch_up(self, rows: list[Row]) -> None:
+        """Deliver rows whose commit looked like a failure and was none."""
+        if rows:
+            self._delivered = rows[-1].seq
+            self._deliver(Batch(rows=rows))
+
+    def _decide(self, desk: Desk, jobs: list[Job], now: Seconds, batch: Batch) -> dict[Key, Kept]:
+        """Take the jobs in order; returns the answers to be kept."""
+        keys = [job.key for job in jobs if job.key is not None]
+        kept = self._journal.answers(keys) if keys else {}
+        fresh: dict[Key, Kept] = {}
+        desk.pass_time(now)
+        for job in jobs:
+            known = kept.get(job.key) if job.key is not None else None
+            if known is None:
+                answer = desk.decide(job.command, job.actor, now)
+                if job.key is not None and answer.status in _KEPT:
+                    kept[job.key] = fresh[job.key] = Kept(job.digest, answer)
+                batch.told.append(Told(job, answer))
+            elif known.digest == job.digest:
+                batch.told.append(Told(job, known.answer, replayed=True))
+            else:
+                batch.told.append(Told(job, _KEY_REUSED))
+        desk.serve_queue(now)
+        return fresh
+
+    def _keep_image(self, state: State) -> None:
+        if state.seq > self._image_seq:
+            self._journal.keep_image(image_of(state))
+            self._image_seq = state.seq
+
+    def _turn_away(self, why: str) -> None:
+        with self._wake:
+            jobs = list(self._jobs)
+            self._jobs.clear()
+        self._tell(jobs, why)
+
+    def _tell(self, jobs: list[Job], why: str) -> None:
+        if jobs:
+            answer = _not_available(why)
+            self._deliver(Batch(told=[Told(job, answer) for job in jobs]))
+
+
+def load(journal: Journal, state: State, image: Image | None = None) -> State:
+    """Bring a fresh state to the end of the journal, by way of its last image or the one given."""
+    image = image or journal.last_image()
+    if image is not None:
+        restore(image, state)
+    for row in rows_after(journal, state.seq):
+        state.apply(row)
+    return state
+
+
+def _not_available(why: str) -> Answer:
+    return RefusedError(503, why).answer()
+
+
+_KEY_REUSED = RefusedError(
+    422, "this Idempotency-Key was used for another request; use a new key for a new request"
+).answer()

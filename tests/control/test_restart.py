@@ -1,0 +1,217 @@
+"""Whoever reads the journal has the same state, and decides the same from then on."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.control.office import A30, A100, Office
+
+from slicewise.control.commands import (
+    AddNode,
+    CarryOut,
+    Command,
+    Cordon,
+    Create,
+    CreateAll,
+    Drain,
+    IssueToken,
+    MoveInstance,
+    Release,
+    RemoveNode,
+    RemoveTenant,
+    RevokeToken,
+    SetTenant,
+    Terms,
+    Uncordon,
+)
+from slicewise.control.entries import QuotaRecord, Role, Want, decode, encode
+from slicewise.control.image import decode as decode_image
+from slicewise.control.image import encode as encode_image
+from slicewise.control.image import image_of, restore
+from slicewise.control.state import State
+from slicewise.engine.queue import Discipline
+
+POLICIES = ("default", "round-robin", "round-robin-strict", "best-fit-strict", "peer-hami")
+PROFILES = (
+    "1g.10gb",
+    "1g.10gb+me",
+    "2g.20gb",
+    "3g.40gb",
+    "4g.40gb",
+    "7g.80gb",
+    "1g.6gb",
+    "2g.12gb",
+)
+DISCIPLINES = (Discipline(0, 16), Discipline(3, 2))
+
+
+def _command(rng: random.Random, state: State, step: int) -> Command:
+    """Something anybody might ask now, sensible or not."""
+    tenant = rng.choice(["acme", "acme", "beta", "gone"])
+    living = list(state.allocations)
+    node = rng.choice(["n0", "n1", "n2"])
+
+    def terms() -> Terms:
+        need = Want(compute=rng.randint(0, 4), memory_gb=float(rng.randint(0, 45)))
+        return Terms(
+            Want(profile=rng.choice(PROFILES)) if rng.random() < 0.9 else need,
+            count=rng.choice([1, 1, 1, 2, 3]),
+            priority=rng.randint(-1, 2),
+            wait=rng.choice([0, 0, 5, 50]),
+            lease=rng.choice([None, None, 3, 30]),
+        )
+
+    kind = rng.random()
+    if kind < 0.5:
+        return Create(tenant, terms())
+    if kind < 0.55:
+        return CreateAll(tenant, tuple(terms() for _ in range(rng.randint(1, 3))))
+    if kind < 0.8:
+        return Release(rng.choice(living) if living else "a-none")
+    if kind < 0.86:
+        return AddNode(node, rng.choice([A100, A30]), rng.randint(1, 2))
+    if kind < 0.94:
+        choices: list[Command] = [
+            Cordon(node),
+            Uncordon(node),
+            Drain(node, evict=rng.random() < 0.3),
+            RemoveNode(node),
+        ]
+        return rng.choice(choices)
+    if kind < 0.97:
+        quota = QuotaRecord(memory_slices=rng.choice([None, 6, 20]), max_priority=1)
+        more: list[Command] = [
+            SetTenant(tenant, quota, new=rng.random() < 0.5),
+            RemoveTenant("beta"),
+            IssueToken(f"{step:064d}", Role.TENANT, rng.choice([None, "beta"])),
+            RevokeToken(rng.choice(list(state.tokens) or ["t-none"])),
+        ]
+        return rng.choice(more)
+    placed = [a for a in state.allocations.values() if a.parts]
+    if not placed:
+        return Cordon("n9")
+    allocation = rng.choice(placed)
+    part = allocation.parts[0]
+    return CarryOut(
+        (
+            MoveInstance(
+                allocation.id,
+                0,
+                part.node,
+                part.gpu,
+                part.start,
+                rng.choice(["n0", "n1"]),
+                rng.randint(0, 1),
+                rng.choice([0, 1, 2, 4]),
+            ),
+        )
+    )
+
+
+def _no_overlap(state: State) -> None:
+    """Counted from the allocations alone, without the cluster."""
+    taken: set[tuple[str, int, int]] = set()
+    used: dict[str, list[int]] = {name: [0, 0, 0] for name in state.tenants}
+    for allocation in state.allocations.values():
+        assert (allocation.id in state.tickets) == (not allocation.parts)
+        for part in allocation.parts:
+            for piece in range(part.start, part.start + part.size):
+                assert (part.node, part.gpu, piece) not in taken
+                taken.add((part.node, part.gpu, piece))
+            sums = used[allocation.tenant]
+            sums[:] = sums[0] + part.size, sums[1] + part.compute, sums[2] + 1
+    assert len(taken) == state.cluster.occupied_slices
+    for name, tenant in state.tenants.items():
+        usage = tenant.usage
+        assert used[name] == [usage.memory_slices, usage.compute_slices, usage.instances]
+    assert sorted(state.tickets.values()) == sorted(ticket.number for ticket in state.waiting)
+
+
+def _opening(office: Office) -> None:
+    office.tenant("acme")
+    office.tenant("beta", memory_slices=12)
+    office.node("n0", 2)
+    office.node("n1", 1, A30)
+
+
+@given(
+    seed=st.integers(0, 1 << 32),
+    policy=st.sampled_from(POLICIES),
+    discipline=st.sampled_from(DISCIPLINES),
+)
+@settings(max_examples=60)
+def test_replaying_the_journal_gives_the_same_state_and_the_same_decisions(
+    seed: int, policy: str, discipline: Discipline
+) -> None:
+    rng = random.Random(seed)
+    office = Office(policy, discipline)
+    _opening(office)
+    for step in range(rng.randint(1, 120)):
+        office.now += rng.choice([0, 0, 1, 4])
+        office.ask(_command(rng, office.state, step))
+        _no_overlap(office.state)
+
+    # Read from the beginning, and from an image, by way of what is really written.
+    replayed = office.fresh()
+    for row in office.rows:
+        replayed.apply(msgspec.structs.replace(row, entry=decode(encode(row.entry))))
+    image = image_of(office.state)
+    assert image_of(replayed) == image
+    restored = restore(decode_image(encode_image(image)), office.fresh())
+    assert image_of(restored) == image
+    _no_overlap(restored)
+
+    # From here on all three are asked the same.
+    others = [Office(policy, discipline, state, first_id=10_000) for state in (replayed, restored)]
+    first = Office(policy, discipline, office.state, first_id=10_000)
+    for step in range(60):
+        command = _command(rng, first.state, step)
+        answers = []
+        for one in (first, *others):
+            one.now = office.now + step
+            answers.append(one.ask(command))
+        assert answers[0] == answers[1] == answers[2]
+    assert first.rows == others[0].rows == others[1].rows
+
+
+def test_a_gap_in_the_journal_is_refused() -> None:
+    office = Office()
+    _opening(office)
+    state = office.fresh()
+    with pytest.raises(Exception, match="jumps from entry 0 to 2"):
+        state.apply(office.rows[1])
+
+
+def test_a_journal_that_contradicts_the_cluster_is_refused() -> None:
+    office = Office()
+    _opening(office)
+    state = office.fresh()
+    for row in office.rows:
+        entry = row.entry
+        if entry.__class__.__name__ == "NodeAdded":
+            moved = msgspec.structs.replace(row, entry=msgspec.structs.replace(entry, first=7))
+            with pytest.raises(Exception, match="the journal says 7"):
+                state.apply(moved)
+            break
+        state.apply(row)
+
+
+def test_ids_that_nodes_left_behind_are_given_out_alike_after_a_restart() -> None:
+    office = Office()
+    for name, gpus in (("a", 1), ("b", 2), ("c", 1), ("d", 2), ("e", 3)):
+        office.node(name, gpus)
+    for name in ("b", "a", "d", "c"):
+        assert office.ask(RemoveNode(name))[0] == 200
+    image = image_of(office.state)
+    restored = Office(state=restore(image, office.fresh()))
+    assert image_of(restored.state) == image
+    for one in (office, restored):
+        for name, gpus in (("f", 2), ("g", 1), ("h", 1), ("i", 2), ("j", 2)):
+            one.node(name, gpus)
+    assert {n.name: n.gpus for n in office.state.nodes.values()} == {
+        n.name: n.gpus for n in restored.state.nodes.values()
+    }
