@@ -1,0 +1,8 @@
+"""Alembic's entrance: runs the steps on the connection it was given."""
+
+from __future__ import annotations
+
+from alembic import context
+
+context.configure(connection=context.config.attributes["connection"])
+context.run_migrations()

@@ -1,0 +1,57 @@
+"""The first tables."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0001"
+down_revision = None
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Make the tables."""
+    number = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+    op.create_table(
+        "journal",
+        sa.Column("seq", number, primary_key=True, autoincrement=False),
+        sa.Column("at", sa.Double, nullable=False),
+        sa.Column("epoch", number, nullable=False),
+        sa.Column("actor", sa.Text, nullable=False),
+        sa.Column("kind", sa.Text, nullable=False),
+        sa.Column("tenant", sa.Text),
+        sa.Column("subject", sa.Text, nullable=False),
+        sa.Column("data", sa.Text, nullable=False),
+    )
+    op.create_index("journal_by_tenant", "journal", ["tenant", "seq"])
+    op.create_index("journal_by_subject", "journal", ["subject", "seq"])
+    op.create_index("journal_by_kind", "journal", ["kind", "seq"])
+    op.create_table(
+        "answers",
+        sa.Column("tenant", sa.Text, primary_key=True),
+        sa.Column("key", sa.Text, primary_key=True),
+        sa.Column("digest", sa.Text, nullable=False),
+        sa.Column("status", sa.SmallInteger, nullable=False),
+        sa.Column("body", sa.LargeBinary, nullable=False),
+        sa.Column("at", sa.Double, nullable=False),
+        sa.Column("seq", number, nullable=False),
+    )
+    op.create_index("answers_by_time", "answers", ["at"])
+    op.create_table(
+        "images",
+        sa.Column("seq", number, primary_key=True, autoincrement=False),
+        sa.Column("at", sa.Double, nullable=False),
+        sa.Column("data", sa.LargeBinary, nullable=False),
+    )
+    leader = op.create_table(
+        "leader",
+        sa.Column("id", sa.SmallInteger, primary_key=True, autoincrement=False),
+        sa.Column("epoch", number, nullable=False),
+        sa.Column("holder", sa.Text, nullable=False),
+        sa.Column("address", sa.Text, nullable=False),
+        sa.Column("until", sa.Double, nullable=False),
+        sa.CheckConstraint("id = 1", name="leader_is_one"),
+    )
+    op.bulk_insert(leader, [{"id": 1, "epoch": 0, "holder": "", "address": "", "until": 0.0}])

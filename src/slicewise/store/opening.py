@@ -1,0 +1,72 @@
+"""Opening a store: SQLite in a data folder, or PostgreSQL by URL."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from slicewise.core.errors import SlicewiseError
+from slicewise.store.contents import Contents
+from slicewise.store.hatch import Hatch, through_hatch
+from slicewise.store.lockfile import InUseError
+from slicewise.store.sql import SqlStore
+from slicewise.store.sqlite import SqliteStore
+
+_log = logging.getLogger(__name__)
+
+
+def open_store(data: Path | None, database: str | None = None) -> SqlStore:
+    """The store in the database of that URL, or else in the data folder, which must exist.
+
+    Tables are made, or brought to this version.
+    """
+    if database is not None:
+        return _postgres(database, migrate=True)
+    store = SqliteStore(_folder(data))
+    try:
+        store.along.callback(Hatch(store.path.parent, store).close)
+    except SlicewiseError as error:
+        # On a full disk, say, or a file system without sockets: the service can do without.
+        _log.warning("no backups while the service runs: %s", error)
+    return store
+
+
+@contextmanager
+def open_contents(data: Path | None, database: str | None = None) -> Iterator[Contents]:
+    """What a store holds, to read only; it may be in use by a service, and is not migrated."""
+    if database is not None:
+        store = _postgres(database, migrate=False)
+    else:
+        folder = _folder(data)
+        try:
+            store = SqliteStore(folder, migrate=False)
+        except InUseError:
+            with through_hatch(folder) as contents:
+                if contents is None:
+                    raise
+                yield contents
+            return
+    try:
+        yield store.contents()
+    finally:
+        store.close()
+
+
+def _postgres(url: str, *, migrate: bool) -> SqlStore:
+    try:
+        from slicewise.store.postgres import PostgresStore
+    except ImportError as error:
+        raise SlicewiseError(
+            f"PostgreSQL needs the package {error.name}: pip install 'slicewise[postgres]'"
+        ) from None
+    return PostgresStore(url, migrate=migrate)
+
+
+def _folder(data: Path | None) -> Path:
+    if data is None:
+        raise SlicewiseError("name a data folder, or the URL of a PostgreSQL database")
+    if not data.is_dir():
+        raise SlicewiseError(f"there is no folder {str(data)!r}")
+    return data

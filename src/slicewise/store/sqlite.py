@@ -1,0 +1,315 @@
+"""The store in a SQLite file: one process, and in it one connection for everything."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from sqlalchemy import URL, Connection, NullPool, create_engine, literal_column
+from sqlalchemy.exc import DBAPIError
+
+from slicewise.control.answers import Answer
+from slicewise.control.entries import Row, Seconds
+from slicewise.control.ports import Kept, Key, StoreError
+from slicewise.core.errors import SlicewiseError
+from slicewise.store import migrating
+from slicewise.store.lockfile import FolderLock
+from slicewise.store.sql import SqlStore, fenced, out_of_step, record_of
+from slicewise.store.sqlite_mode import Mode, journal_mode
+
+DATABASE = "slicewise.db"
+LOCK = "slicewise.lock"
+CHECKPOINT_PAGES = 8_192
+"""A checkpoint every 32 MiB of log: pages that change often are then copied once, not often."""
+CACHE_KIB = 65_536
+BUSY_SECONDS = 10.0
+OLDEST = (3, 24, 0)
+
+_log = logging.getLogger(__name__)
+
+
+class SqliteStore(SqlStore):
+    """Keeps everything in one file of a data folder, which it has for itself."""
+
+    _now = literal_column("(julianday('now') - 2440587.5) * 86400.0")
+    # Reads and commits share the connection, so no read may be long: about 40 ms.
+    _stretch = 20_000
+
+    def __init__(self, folder: Path, *, migrate: bool = True, mode: Mode | None = None) -> None:
+        version = sqlite3.sqlite_version_info
+        if version < OLDEST:
+            raise SlicewiseError(
+                f"SQLite {sqlite3.sqlite_version} is too old, slicewise needs "
+                f"{'.'.join(map(str, OLDEST))}: use a newer one, or PostgreSQL"
+            )
+        self.path = folder / DATABASE
+        self._mode = mode or journal_mode(version[:3])
+        self._lock = threading.RLock()
+        self._arrived = threading.Condition()
+        self._last_seq = 0
+        self._closed = False
+        self.along = ExitStack()
+        """What is closed along with the store."""
+        self._connection: Connection | None = None
+        self._engine = create_engine(
+            URL.create("sqlite", database=str(self.path)),
+            poolclass=NullPool,
+            # Transactions are begun and ended here, in so many words, and by nobody else.
+            isolation_level="AUTOCOMMIT",
+            connect_args={"check_same_thread": False, "timeout": BUSY_SECONDS},
+        )
+        if not migrate and not self.path.exists():
+            raise SlicewiseError(f"{str(folder)!r} holds no database {DATABASE}")
+        self._folder_lock = FolderLock(folder / LOCK)
+        try:
+            self._prepare(migrate)
+        except BaseException:
+            self._drop()
+            self._folder_lock.release()
+            raise
+        _log.info("%s: journal mode %s, %s", self.path, self._mode.journal, self._mode.why)
+
+    def _prepare(self, migrate: bool) -> None:
+        if not self.path.exists():
+            # Made here, because SQLite would let others read it.
+            try:
+                os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            except OSError as error:
+                raise StoreError(f"{str(self.path)!r} cannot be made: {error.strerror}") from None
+        if not migrate:
+            with self.session() as connection:
+                migrating.require_current(connection)
+            return
+        with self.transaction() as connection:
+            migrating.upgrade(connection)
+            # Whoever led before does not live any more, or it would hold the lock on the folder.
+            connection.exec_driver_sql("UPDATE leader SET until = 0")
+        self._last_seq = self.last_seq()
+
+    # The connection
+
+    @contextmanager
+    def session(self) -> Iterator[Connection]:
+        """The connection, for whoever's turn it is."""
+        with self._lock:
+            try:
+                yield self._connect()
+            except DBAPIError as error:
+                self._after(error)
+                raise self._trouble(error) from error
+
+    @contextmanager
+    def transaction(self, *, long: bool = False) -> Iterator[Connection]:
+        """A transaction on the connection; it can write from the beginning."""
+        with self.session() as connection:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+            try:
+                yield connection
+            except BaseException:
+                self._roll_back(connection)
+                raise
+            connection.exec_driver_sql("COMMIT")
+            if long:
+                self._tell_of_rows(_last_seq(connection))
+
+    def _connect(self) -> Connection:
+        if self._closed:
+            raise StoreError("the store is closed")
+        if self._connection is None:
+            connection = self._engine.connect()
+            try:
+                for pragma in (
+                    # Locking first: a connection that begins exclusive makes no shared memory.
+                    f"locking_mode = {self._mode.locking}",
+                    f"journal_mode = {self._mode.journal}",
+                    "synchronous = FULL",
+                    "fullfsync = ON",
+                    "checkpoint_fullfsync = ON",
+                    f"cache_size = -{CACHE_KIB}",
+                    f"wal_autocheckpoint = {CHECKPOINT_PAGES}",
+                    f"journal_size_limit = {2 * CHECKPOINT_PAGES * 4096}",
+                    # A log that was written and could not be synced may be in memory only, though
+                    # later syncs succeed. Copying it into the database writes all of it anew.
+                    "wal_checkpoint(TRUNCATE)",
+                ):
+                    connection.exec_driver_sql(f"PRAGMA {pragma}")
+            except BaseException:
+                with suppress(DBAPIError):
+                    connection.close()
+                raise
+            self._connection = connection
+        return self._connection
+
+    def _roll_back(self, connection: Connection) -> None:
+        """Undo a transaction; a connection that cannot even do that is dropped."""
+        try:
+            if _driver(connection).in_transaction:
+                connection.exec_driver_sql("ROLLBACK")
+        except DBAPIError:
+            self._drop()
+
+    def _after(self, error: DBAPIError) -> None:
+        """Leave the connection usable after an error; the next call opens another if need be."""
+        connection = self._connection
+        if connection is not None:
+            self._roll_back(connection)
+        if _name_of(error).startswith(("SQLITE_IOERR", "SQLITE_CORRUPT", "SQLITE_NOTADB")):
+            self._drop()
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(DBAPIError, sqlite3.Error):
+                connection.close()
+
+    def _trouble(self, error: DBAPIError) -> StoreError:
+        name, text = _name_of(error), str(error.orig)
+        path = str(self.path)
+        if name == "SQLITE_FULL":
+            return StoreError(
+                f"the disk is full, {path!r} cannot grow: free some space, and it goes on by itself"
+            )
+        if name.startswith("SQLITE_BUSY"):
+            return StoreError(f"another program has {path!r} open: end it, and try again")
+        if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+            return StoreError(
+                f"the database {path!r} is damaged ({text}): stop the service, run 'slicewise "
+                "verify', and restore a backup into a new folder"
+            )
+        if name.startswith("SQLITE_CONSTRAINT"):
+            return StoreError(f"what was to be written is there already ({text}): read it again")
+        return StoreError(f"the database {path!r} cannot be read or written: {text} ({name})")
+
+    # Writing
+
+    def append(
+        self, epoch: int, rows: Sequence[Row], answers: Iterable[tuple[Key, Kept, Seconds]]
+    ) -> None:
+        """Make rows and answers durable together."""
+        records = [record_of(row, epoch) for row in rows]
+        with self._direct() as driver:
+            driver.execute("BEGIN IMMEDIATE")
+            current, last = driver.execute(_STANDING).fetchone()
+            if current != epoch:
+                raise fenced(epoch)
+            if records:
+                if records[0][0] != last + 1:
+                    raise out_of_step(records[0][0], last)
+                driver.executemany(_INSERT_ROWS, records)
+                last = records[-1][0]
+            kept = [
+                (key.tenant, key.key, kept.digest, *kept.answer, at, last)
+                for key, kept, at in answers
+            ]
+            if kept:
+                driver.executemany(_INSERT_ANSWERS, kept)
+            driver.execute("COMMIT")
+        self._tell_of_rows(last)
+
+    @contextmanager
+    def _direct(self) -> Iterator[sqlite3.Connection]:
+        """The driver's own connection, for what every request has to wait for.
+
+        A statement by way of SQLAlchemy costs ten times as much as the same statement here.
+        """
+        with self.session() as connection:
+            try:
+                yield _driver(connection)
+            except sqlite3.Error as error:
+                raise DBAPIError(None, None, error) from error
+            except BaseException:
+                self._roll_back(connection)
+                raise
+
+    def _tell_of_rows(self, last: int) -> None:
+        with self._arrived:
+            self._last_seq = last
+            self._arrived.notify_all()
+
+    def answers(self, keys: Sequence[Key]) -> dict[Key, Kept]:
+        """The answers given for these keys."""
+        with self._direct() as driver:
+            found = driver.execute(_ANSWERS, (msgspec.json.encode(keys).decode(),))
+            return {
+                Key(tenant, key): Kept(digest, Answer(status, body))
+                for tenant, key, digest, status, body in found
+            }
+
+    def lead(self, holder: str, address: str, seconds: float) -> int | None:
+        """Become the leader, if nobody's lease runs; the lock on the folder keeps others away."""
+        with self.transaction() as connection:
+            done = connection.exec_driver_sql(
+                f"UPDATE leader SET epoch = epoch + 1, holder = ?, address = ?, "
+                f"until = {self._now} + ? WHERE until <= {self._now}",
+                (holder, address, seconds),
+            )
+            if not done.rowcount:
+                return None
+            epoch: int = connection.exec_driver_sql("SELECT epoch FROM leader").scalar_one()
+            return epoch
+
+    def wait_for_rows(self, after: int, seconds: float) -> bool:
+        """Block until there are rows behind ``after``; all rows come through this object."""
+        with self._arrived:
+            self._arrived.wait_for(lambda: self._closed or self._last_seq > after, seconds)
+            return not self._closed and self._last_seq > after
+
+    def damage(self) -> list[str]:
+        """What SQLite finds wrong with the file."""
+        try:
+            with self.session() as connection:
+                found = [
+                    str(row) for (row,) in connection.exec_driver_sql("PRAGMA integrity_check")
+                ]
+        except StoreError as error:
+            return [str(error)]
+        return [] if found == ["ok"] else found
+
+    def close(self) -> None:
+        """Let go of the file and the folder."""
+        self.along.close()
+        with self._lock:
+            if self._closed:
+                return
+            with self._arrived:
+                self._closed = True
+                self._arrived.notify_all()
+            self._drop()
+            self._folder_lock.release()
+
+
+def _driver(connection: Connection) -> sqlite3.Connection:
+    driver: Any = connection.connection.driver_connection
+    assert isinstance(driver, sqlite3.Connection)
+    return driver
+
+
+def _last_seq(connection: Connection) -> int:
+    found = connection.exec_driver_sql("SELECT max(seq) FROM journal").scalar_one()
+    return found or 0
+
+
+def _name_of(error: DBAPIError) -> str:
+    return str(getattr(error.orig, "sqlite_errorname", ""))
+
+
+_STANDING = "SELECT (SELECT epoch FROM leader), (SELECT coalesce(max(seq), 0) FROM journal)"
+_INSERT_ROWS = (
+    "INSERT INTO journal (seq, at, epoch, actor, kind, tenant, subject, data) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_INSERT_ANSWERS = (
+    "INSERT INTO answers (tenant, key, digest, status, body, at, seq) VALUES (?, ?, ?, ?, ?, ?, ?)"
+)
+_ANSWERS = (
+    "SELECT a.tenant, a.key, a.digest, a.status, a.body FROM json_each(?) AS k "
+    "CROSS JOIN answers AS a ON a.tenant = json_extract(k.value, '$[0]') "
+    "AND a.key = json_extract(k.value, '$[1]')"
+)

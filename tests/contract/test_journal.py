@@ -1,0 +1,302 @@
+"""What `control.ports` promises, held against everything that implements it."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+import msgspec
+import pytest
+from tests.contract.conftest import Led
+from tests.control.office import Office
+
+from slicewise.control.answers import Answer
+from slicewise.control.entries import (
+    AnyEntry,
+    Rejected,
+    Role,
+    Row,
+    Seconds,
+    TenantSet,
+    TokenIssued,
+    TokenRevoked,
+    Want,
+    concerns,
+    kind,
+)
+from slicewise.control.image import image_of
+from slicewise.control.ports import FencedError, Kept, Key, Store, StoreError, rows_after
+from slicewise.control.state import State
+from slicewise.control.writer import load
+
+NOW: Seconds = 1_700_000_000.25
+
+
+def tenants(first: int, count: int) -> list[Row]:
+    """Rows that each create a tenant."""
+    return [Row(seq, NOW + seq, "me", TenantSet(f"t{seq}")) for seq in range(first, first + count)]
+
+
+def kept(status: int = 201, body: bytes = b'{"id":"a1"}', digest: str = "d") -> Kept:
+    return Kept(digest, Answer(status, body))
+
+
+# The journal
+
+
+def test_an_empty_journal_holds_nothing(led: Led) -> None:
+    assert led.journal.rows(0, 10) == []
+    assert led.journal.last_image() is None
+    assert led.journal.answers([Key("t", "k")]) == {}
+    assert led.journal.answers([]) == {}
+
+
+def test_rows_come_back_as_they_were(led: Led) -> None:
+    office = Office()
+    office.tenant()
+    office.node(gpus=2)
+    office.create("3g.40gb", labels={"name": 'ü "quoted" \\ \n', "zero": "\x00"}, lease=0.1)
+    office.create("7g.80gb", wait=1.5)
+    office.create("7g.80gb", count=2)
+    led.journal.append(led.epoch, office.rows, [])
+    assert led.journal.rows(0, 1000) == office.rows
+
+
+def test_rows_are_paged(led: Led) -> None:
+    rows = tenants(1, 25)
+    led.journal.append(led.epoch, rows[:10], [])
+    led.journal.append(led.epoch, rows[10:], [])
+    assert led.journal.rows(7, 5) == rows[7:12]
+    assert led.journal.rows(25, 5) == []
+    assert list(rows_after(led.journal, 3, page=4)) == rows[3:]
+
+
+def test_answers_are_found_by_tenant_and_key(led: Led) -> None:
+    mine = kept(409, '{"detail":"ü"}'.encode(), "digest")
+    led.journal.append(led.epoch, [], [(Key("a", "k"), mine, NOW), (Key("b", "k"), kept(), NOW)])
+    led.journal.append(led.epoch, tenants(1, 1), [(Key("a", "l"), kept(), NOW)])
+    asked = [Key("a", "k"), Key("a", "nobody's"), Key("b", "k"), Key("b", "l"), Key("a", "k")]
+    assert led.journal.answers(asked) == {Key("a", "k"): mine, Key("b", "k"): kept()}
+
+
+def test_many_answers_at_once(led: Led) -> None:
+    keys = [Key(f"t{i % 7}", f"{i}'\"%s{{}}") for i in range(1500)]
+    led.journal.append(led.epoch, [], [(key, kept(digest=key.key), NOW) for key in keys])
+    found = led.journal.answers([*keys, Key("t1", "missing")])
+    assert found == {key: kept(digest=key.key) for key in keys}
+
+
+def test_an_epoch_that_is_over_writes_nothing(led: Led) -> None:
+    led.journal.append(led.epoch, tenants(1, 2), [])
+    for wrong in (led.epoch - 1, led.epoch + 1):
+        with pytest.raises(FencedError):
+            led.journal.append(wrong, tenants(3, 1), [(Key("a", "k"), kept(), NOW)])
+    assert led.journal.rows(0, 10) == tenants(1, 2)
+    assert led.journal.answers([Key("a", "k")]) == {}
+
+
+def test_the_latest_image_is_kept(led: Led) -> None:
+    office = Office()
+    office.tenant()
+    office.node(gpus=2)
+    led.journal.append(led.epoch, office.rows, [])
+    led.journal.keep_image(image_of(office.state))
+    office.create("3g.40gb")
+    led.journal.append(led.epoch, office.rows[-1:], [])
+    image = image_of(office.state)
+    led.journal.keep_image(image)
+    assert led.journal.last_image() == image
+    assert image_of(load(led.journal, office.fresh())) == image
+
+
+# The store
+
+
+def lead(store: Store, holder: str = "me") -> int:
+    epoch = store.lead(holder, f"http://{holder}", 3600)
+    assert epoch is not None
+    return epoch
+
+
+def test_one_leads_until_it_resigns(store: Store) -> None:
+    assert store.leader() is None
+    first = lead(store, "one")
+    assert store.lead("two", "http://two", 3600) is None
+    leader = store.leader()
+    assert leader is not None
+    assert leader[:3] == (first, "one", "http://one")
+    store.resign(first)
+    assert store.leader() is None
+    second = lead(store, "two")
+    assert second > first
+
+
+def test_a_lease_that_is_over_leads_to_another_epoch(store: Store) -> None:
+    first = store.lead("one", "", 0)
+    assert first is not None
+    assert store.leader() is None
+    second = lead(store, "two")
+    assert second > first
+    assert not store.renew(first, 10)
+    store.resign(first)
+    leader = store.leader()
+    assert leader is not None
+    assert leader.epoch == second
+    with pytest.raises(FencedError):
+        store.append(first, tenants(1, 1), [])
+    store.append(second, tenants(1, 1), [])
+
+
+def test_a_lease_can_be_renewed_as_long_as_nobody_else_leads(store: Store) -> None:
+    epoch = store.lead("one", "", 0)
+    assert epoch is not None
+    assert store.renew(epoch, 3600)
+    assert store.lead("two", "", 10) is None
+    before = store.leader()
+    assert store.renew(epoch, 7200)
+    after = store.leader()
+    assert before is not None
+    assert after is not None
+    assert after.until > before.until
+    assert not store.renew(epoch + 1, 10)
+
+
+def test_rows_follow_one_another_without_gaps(store: Store) -> None:
+    epoch = lead(store)
+    store.append(epoch, tenants(1, 3), [])
+    assert store.last_seq() == 3
+    for first in (1, 3, 5):
+        with pytest.raises(StoreError):
+            store.append(epoch, tenants(first, 2), [(Key("a", "k"), kept(), NOW)])
+    assert store.rows(0, 10) == tenants(1, 3)
+    assert store.answers([Key("a", "k")]) == {}
+    store.append(epoch, tenants(4, 2), [])
+    assert store.last_seq() == 5
+
+
+def test_a_key_is_answered_once(store: Store) -> None:
+    epoch = lead(store)
+    store.append(epoch, tenants(1, 1), [(Key("a", "k"), kept(), NOW)])
+    with pytest.raises(StoreError):
+        store.append(epoch, tenants(2, 1), [(Key("a", "k"), kept(409), NOW)])
+    assert store.last_seq() == 1
+    assert store.answers([Key("a", "k")]) == {Key("a", "k"): kept()}
+
+
+def test_a_big_batch(store: Store) -> None:
+    epoch = lead(store)
+    rows = tenants(1, 3000)
+    store.append(epoch, rows, [(Key("t", str(i)), kept(), NOW) for i in range(512)])
+    assert store.rows(0, 5000) == rows
+
+
+def test_old_answers_are_forgotten(store: Store) -> None:
+    epoch = lead(store)
+    keys = [Key("t", str(i)) for i in range(6000)]
+    store.append(epoch, [], [(key, kept(), NOW + i) for i, key in enumerate(keys)])
+    assert store.forget_answers(NOW) == 0
+    assert store.forget_answers(NOW + 5500) == 5500
+    assert set(store.answers(keys)) == set(keys[5500:])
+
+
+def test_the_last_two_images_stay(store: Store) -> None:
+    image = image_of(State())
+    for seq in (3, 9, 5, 9, 12):
+        store.keep_image(msgspec.structs.replace(image, seq=seq))
+    last = store.last_image()
+    assert last is not None
+    assert last.seq == 12
+
+
+def test_history_finds_what_it_is_asked_for(store: Store) -> None:
+    entries: list[AnyEntry] = [
+        TenantSet("a"),
+        TokenIssued("t1", "x", Role.TENANT, tenant="a"),
+        TokenIssued("t2", "y", Role.TENANT, tenant="b"),
+        TokenRevoked("t1"),
+        Rejected("a", Want(profile="1g.10gb"), 1, "capacity", "full"),
+        Rejected("b", Want(profile="1g.10gb"), 1, "quota", "too much"),
+        Rejected("b", Want(profile="2g.20gb"), 1, "quota", "too much"),
+    ]
+    rows = [Row(seq, NOW, "me", entry) for seq, entry in enumerate(entries * 10, 1)]
+    store.append(lead(store), rows, [])
+    backwards = rows[::-1]
+    for before, limit, tenant, subject, kinds in itertools.product(
+        (None, 1, 33, 71),
+        (1, 5, 1000),
+        (None, "a", "b", "nobody"),
+        (None, "t1", "a", "nothing"),
+        ((), ("rejected",), ("token-issued", "rejected"), ("tenant-set", "token-revoked"), ("x",)),
+    ):
+        expected = [
+            row
+            for row in backwards
+            if (before is None or row.seq < before)
+            and tenant in (None, concerns(row.entry)[0])
+            and subject in (None, concerns(row.entry)[1])
+            and (not kinds or kind(row.entry) in kinds)
+        ]
+        found = store.history(
+            before=before, limit=limit, tenant=tenant, subject=subject, kinds=kinds
+        )
+        assert found == expected[:limit]
+
+
+def test_whoever_waits_for_rows_is_told(store: Store) -> None:
+    epoch = lead(store)
+    assert not store.wait_for_rows(0, 0.01)
+    told: list[bool] = []
+    waits = threading.Thread(target=lambda: told.append(store.wait_for_rows(1, 60)))
+    store.append(epoch, tenants(1, 1), [])
+    assert store.wait_for_rows(0, 60)
+    waits.start()
+    store.append(epoch, tenants(2, 1), [])
+    waits.join()
+    assert told == [True]
+
+
+def test_whoever_waits_is_told_when_the_store_closes(store: Store) -> None:
+    told: list[bool] = []
+    waits = threading.Thread(target=lambda: told.append(store.wait_for_rows(0, 600)))
+    waits.start()
+    store.close()
+    waits.join()
+    assert told == [False]
+
+
+def test_a_closed_store_says_so(store: Store) -> None:
+    store.check()
+    store.close()
+    store.close()
+    with pytest.raises(StoreError, match="closed"):
+        store.check()
+    assert not store.wait_for_rows(0, 1)
+
+
+def test_calls_from_many_threads(store: Store) -> None:
+    epoch = lead(store)
+    rows = tenants(1, 120)
+    problems: list[BaseException] = []
+    done = threading.Event()
+
+    def read() -> None:
+        try:
+            while not done.is_set():
+                seen = store.rows(0, 1000)
+                assert seen == rows[: len(seen)]
+                assert store.history(before=None, limit=5, kinds=("tenant-set",)) is not None
+                assert store.renew(epoch, 3600)
+                store.check()
+        except BaseException as problem:
+            problems.append(problem)
+
+    readers = [threading.Thread(target=read) for _ in range(4)]
+    for reader in readers:
+        reader.start()
+    for row in rows:
+        store.append(epoch, [row], [(Key("t", str(row.seq)), kept(), NOW)])
+    done.set()
+    for reader in readers:
+        reader.join()
+    assert not problems
+    assert store.rows(0, 1000) == rows

@@ -1,0 +1,152 @@
+"""A journal with something of everything in it, as a busy service would have written it."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+from tests.control.office import A30, A100, Office
+
+from slicewise.control.answers import Answer
+from slicewise.control.commands import (
+    CarryOut,
+    Cordon,
+    Drain,
+    IssueToken,
+    MoveInstance,
+    RemoveNode,
+    RevokeToken,
+    Uncordon,
+)
+from slicewise.control.entries import Role, Seconds
+from slicewise.control.image import Image, image_of
+from slicewise.control.ports import Kept, Key
+from slicewise.store.sql import SqlStore
+
+START = 1_700_000_000.0
+PROFILES = ("1g.10gb", "1g.10gb+me", "2g.20gb", "3g.40gb", "7g.80gb", "1g.6gb", "2g.12gb")
+
+
+class Busy:
+    """An office at work, and the answers it gave."""
+
+    def __init__(self, seed: int = 1) -> None:
+        self.chance = random.Random(seed)
+        self.office = Office()
+        self.office.now = START
+        self.answers: list[tuple[Key, Kept, Seconds]] = []
+        self.images: dict[int, Image] = {}
+        self._placed: list[str] = []
+        self._tokens: list[str] = []
+        self._nodes = 0
+        self.office.tenant("acme")
+        self.office.tenant("blue", instances=12)
+        self._add_node(A100)
+        self._add_node(A30)
+
+    def work(self, rows: int) -> None:
+        """Go on until there are so many rows."""
+        while len(self.office.rows) < rows:
+            self._something()
+
+    def image(self) -> Image:
+        """An image of the state as it is."""
+        image = self.images[self.office.state.seq] = image_of(self.office.state)
+        return image
+
+    def _something(self) -> None:
+        office, chance = self.office, self.chance
+        office.now += chance.random() * 20
+        what = chance.random()
+        if what < 0.45:
+            self._create()
+        elif what < 0.85 and self._placed:
+            office.release(self._placed.pop(chance.randrange(len(self._placed))))
+        elif what < 0.88:
+            self._turn_a_node()
+        elif what < 0.91:
+            self._move_one()
+        elif what < 0.94 or not self._tokens:
+            status, body = office.ask(
+                IssueToken(f"digest {office.state.seq}", Role.TENANT, tenant="acme")
+            )
+            assert status == 201
+            self._keep(status, body)
+            self._tokens.append(body["id"])
+        elif what < 0.96:
+            office.ask(RevokeToken(self._tokens.pop()))
+        else:
+            office.wait(chance.random() * 100)
+
+    def _create(self) -> None:
+        chance = self.chance
+        terms: dict[str, object] = {}
+        if chance.random() < 0.3:
+            terms |= {"wait": 200.0, "priority": chance.randrange(3)}
+        if chance.random() < 0.2:
+            terms["lease"] = 300.0
+        if chance.random() < 0.2:
+            terms["count"] = 2
+        status, body = self.office.create(
+            chance.choice(PROFILES), tenant=chance.choice(("acme", "blue")), **terms
+        )
+        if status == 201:
+            self._placed.append(body["id"])
+        self._keep(status, body)
+
+    def _keep(self, status: int, body: object) -> None:
+        if status in (201, 202, 409):
+            key = Key("acme", f"key {len(self.office.rows)} {self.chance.random()}")
+            kept = Kept("digest", Answer(status, msgspec.json.encode(body)))
+            self.answers.append((key, kept, self.office.now))
+
+    def _add_node(self, model: object) -> None:
+        self.office.node(f"n{self._nodes}", gpus=2, geometry=model)
+        self._nodes += 1
+
+    def _turn_a_node(self) -> None:
+        office, chance = self.office, self.chance
+        name = chance.choice(list(office.state.nodes))
+        step = chance.randrange(4)
+        if step == 0:
+            office.ask(Cordon(name))
+        elif step == 1:
+            office.ask(Uncordon(name))
+        elif step == 2:
+            office.ask(Drain(name, evict=True))
+            office.ask(RemoveNode(name))
+            self._add_node(chance.choice((A100, A30)))
+        else:
+            self._add_node(chance.choice((A100, A30)))
+
+    def _move_one(self) -> None:
+        state = self.office.state
+        placed = [one for one in state.allocations.values() if one.parts]
+        if not placed:
+            return
+        one = self.chance.choice(placed)
+        part = one.parts[0]
+        for name, node in state.nodes.items():
+            for gpu in range(len(node.gpus)):
+                for start in range(node.geometry.slices):
+                    move = MoveInstance(
+                        one.id, 0, part.node, part.gpu, part.start, name, gpu, start
+                    )
+                    if self.office.ask(CarryOut((move,)))[0] == 200:
+                        return
+
+
+def fill(store: SqlStore, rows: int = 400, seed: int = 1, images: int = 3) -> Busy:
+    """Let an office work on a store: batches of all sizes, and an image now and then."""
+    busy = Busy(seed)
+    epoch = store.lead("test", "http://127.0.0.1:1", 60)
+    assert epoch is not None
+    written = given = 0
+    while written < rows:
+        busy.work(min(rows, written + busy.chance.randrange(1, 40)))
+        store.append(epoch, busy.office.rows[written:], busy.answers[given:])
+        if len(busy.images) < images and len(busy.office.rows) > rows * len(busy.images) // images:
+            store.keep_image(busy.image())
+        written, given = len(busy.office.rows), len(busy.answers)
+    store.resign(epoch)
+    return busy

@@ -1,0 +1,508 @@
+"""`verify` finds nothing in a good store, and every kind of damage in a bad one."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.control.office import A30, A100
+from tests.store.busy import START, fill
+
+from slicewise.control.entries import (
+    Allocated,
+    AllocationRecord,
+    Ended,
+    ModelEntered,
+    Moved,
+    NodeAdded,
+    NodeRemoved,
+    Part,
+    Row,
+    TenantSet,
+    Want,
+)
+from slicewise.control.image import image_of
+from slicewise.control.state import State
+from slicewise.core.errors import SlicewiseError
+from slicewise.store import open_store, verify
+from slicewise.store.contents import StoredAnswer, StoredImage, StoredRow
+from slicewise.store.occupancy import Occupancy
+from slicewise.store.sql import SqlStore
+from slicewise.store.sqlite import DATABASE
+from slicewise.store.verifying import MAX_FINDINGS
+
+
+class Papers:
+    """The contents of a store as lists, to be tampered with."""
+
+    def __init__(self, store: SqlStore) -> None:
+        contents = store.contents()
+        self.last_seq = contents.last_seq
+        self.epoch = contents.epoch
+        self.kept_images = list(contents.images())
+        self.kept_answers = list(contents.answers())
+        self.kept_rows = list(contents.rows())
+
+    def damage(self) -> list[str]:
+        return []
+
+    def images(self) -> Iterator[StoredImage]:
+        return iter(self.kept_images)
+
+    def answers(self) -> Iterator[StoredAnswer]:
+        return iter(self.kept_answers)
+
+    def rows(self) -> Iterator[StoredRow]:
+        return iter(self.kept_rows)
+
+    # Tampering
+
+    def first(self, kind: str, having: Callable[[Any], bool] = bool) -> int:
+        """The index of the first row of that kind whose entry is right."""
+        return next(
+            index
+            for index, row in enumerate(self.kept_rows)
+            if (entry := json.loads(row.data))["kind"] == kind and having(entry)
+        )
+
+    def change(self, index: int, change: Callable[[Any], object]) -> None:
+        """Change the entry of a row in place."""
+        row = self.kept_rows[index]
+        entry = json.loads(row.data)
+        change(entry)
+        self.kept_rows[index] = row._replace(data=json.dumps(entry), filed=None)
+
+    def stamp(self, index: int, **stamps: Any) -> Papers:
+        """Change what stands around the entry of a row."""
+        self.kept_rows[index] = self.kept_rows[index]._replace(**stamps)
+        return self
+
+    def lead_until(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def change_image(self, change: Callable[[Any], object]) -> None:
+        image = self.kept_images[0]
+        data = json.loads(image.data)
+        change(data)
+        self.kept_images[0] = image._replace(data=json.dumps(data))
+
+    def cut(self) -> Papers:
+        """Forget the rows in front of the oldest image."""
+        self.kept_rows = self.kept_rows[self.kept_images[0].seq :]
+        return self
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqlStore]:
+    """A store with something of everything in it."""
+    store = open_store(tmp_path_factory.mktemp("good"))
+    fill(store, 600, seed=5)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def papers(good: SqlStore) -> Papers:
+    return Papers(good)
+
+
+def test_a_good_store_is_clean(good: SqlStore, papers: Papers) -> None:
+    report = verify(good)
+    assert report.clean
+    assert report.findings == []
+    assert (report.rows, report.images) == (600, 2)
+    assert report.answers == len(papers.kept_answers) > 100
+    kinds = {json.loads(row.data)["kind"] for row in papers.kept_rows}
+    assert kinds >= {"moved", "served", "overtaken", "node-removed", "token-revoked", "rejected"}
+
+
+def test_an_empty_store_is_clean(store: SqlStore) -> None:
+    assert verify(store).findings == []
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_many_good_stores_are_clean(tmp_path: Path, seed: int) -> None:
+    store = open_store(tmp_path)
+    fill(store, 300, seed=seed, images=20)
+    assert verify(store).findings == []
+    store.close()
+
+
+def test_a_journal_that_begins_at_an_image_is_clean(papers: Papers) -> None:
+    papers.cut()
+    assert verify(papers).findings == []
+
+
+def swap_place(papers: Papers) -> None:
+    """Put an instance where another one is."""
+    taken: dict[str, list[dict[str, Any]]] = {}
+    for index, row in enumerate(papers.kept_rows):
+        entry = json.loads(row.data)
+        if entry["kind"] == "ended":
+            taken.pop(entry["allocation"]["id"], None)
+        if entry["kind"] == "allocated":
+            parts = entry["allocation"]["parts"]
+            for other in taken.values():
+                place = {"node": other[0]["node"], "gpu": other[0]["gpu"], "start": 0}
+                if other[0]["start"] == 0 and other[0]["model"] == parts[0]["model"]:
+                    parts[0].update(place)
+                    papers.stamp(index, data=json.dumps(entry), filed=None)
+                    return
+            taken[entry["allocation"]["id"]] = parts
+    raise AssertionError
+
+
+def create_twice(papers: Papers) -> None:
+    """Let the row behind an allocation be the same again."""
+    index = papers.first("allocated")
+    papers.stamp(index + 1, data=papers.kept_rows[index].data, filed=None)
+
+
+def one_part(entry: Any) -> bool:
+    return len(entry["allocation"]["parts"]) == 1
+
+
+DAMAGE: dict[str, tuple[Callable[[Papers], object], str]] = {
+    "a row is missing": (lambda p: p.kept_rows.pop(99), "jumps from entry 99 to 101"),
+    "the last row is missing": (lambda p: p.kept_rows.pop(), "ends at entry 599, not at 600"),
+    "the first row is missing": (lambda p: p.kept_rows.pop(0), "no image leads up to it"),
+    "a row stands twice": (
+        lambda p: p.kept_rows.insert(50, p.kept_rows[50]),
+        "jumps from entry 51 to 51",
+    ),
+    "an epoch decreases": (
+        lambda p: p.stamp(10, epoch=2).lead_until(5),
+        "entry 12 was written in epoch 1, after entries of epoch 2",
+    ),
+    "an epoch nobody led": (
+        lambda p: p.stamp(599, epoch=7),
+        "written in epoch 7, and the last epoch is 1",
+    ),
+    "no epoch": (lambda p: p.stamp(0, epoch=0), "entry 1 was written in epoch 0"),
+    "time stands still at zero": (lambda p: p.stamp(20, at=0.0), "impossible time, 0.0"),
+    "time is not a number": (lambda p: p.stamp(20, at=float("nan")), "impossible time, nan"),
+    "time is far ahead": (lambda p: p.stamp(20, at=9e9), "impossible time, 9000000000.0"),
+    "time runs backwards": (
+        lambda p: p.stamp(20, at=START - 10_000),
+        "seconds before the entry in front of it",
+    ),
+    "an entry is not JSON": (lambda p: p.stamp(30, data="{"), "entry 31 cannot be read"),
+    "an entry of no known kind": (
+        lambda p: p.change(30, lambda e: e.update(kind="magic")),
+        "entry 31 cannot be read",
+    ),
+    "an entry filed under another tenant": (
+        lambda p: p.stamp(40, filed=("allocated", "somebody", "a1")),
+        "entry 41 is filed under",
+    ),
+    "two instances overlap": (swap_place, "overlaps"),
+    "an instance at an illegal start": (
+        lambda p: p.change(
+            p.first("allocated", one_part), lambda e: e["allocation"]["parts"][0].update(start=5.0)
+        ),
+        "cannot be read|does not allow it",
+    ),
+    "an instance on a GPU there is not": (
+        lambda p: p.change(
+            p.first("allocated"), lambda e: e["allocation"]["parts"][0].update(gpu=9)
+        ),
+        "which there is not",
+    ),
+    "an instance on a node there is not": (
+        lambda p: p.change(
+            p.first("allocated"), lambda e: e["allocation"]["parts"][0].update(node="nowhere")
+        ),
+        "which there is not",
+    ),
+    "an instance of an unknown profile": (
+        lambda p: p.change(
+            p.first("allocated"), lambda e: e["allocation"]["parts"][0].update(profile="9g.1gb")
+        ),
+        "does not allow it",
+    ),
+    "an instance larger than its profile": (
+        lambda p: p.change(
+            p.first("allocated"), lambda e: e["allocation"]["parts"][0].update(compute=6)
+        ),
+        "not as large as its profile",
+    ),
+    "an allocation without instances": (
+        lambda p: p.change(p.first("allocated"), lambda e: e["allocation"].pop("parts")),
+        "placed without an instance",
+    ),
+    "an allocation that is created twice": (create_twice, "placed a second time"),
+    "an allocation ends that never was": (
+        lambda p: p.change(p.first("ended"), lambda e: e["allocation"].update(id="a-nobody")),
+        "ends as something else than it was",
+    ),
+    "an allocation ends as another tenant's": (
+        lambda p: p.change(
+            p.first("ended", lambda e: e["allocation"]["tenant"] == "acme"),
+            lambda e: e["allocation"].update(tenant="blue"),
+        ),
+        "ends as something else than it was",
+    ),
+    "an allocation ends with other instances": (
+        lambda p: p.change(
+            p.first("ended", lambda e: e["allocation"].get("parts")),
+            lambda e: e["allocation"]["parts"][0].update(memory_gb=1),
+        ),
+        "ends with other instances than it had",
+    ),
+    "somebody is served who does not wait": (
+        lambda p: p.change(p.first("served"), lambda e: e.update(allocation="a-nobody")),
+        "cannot be applied",
+    ),
+    "something moves that is not there": (
+        lambda p: p.change(p.first("moved"), lambda e: e.update(index=63)),
+        "moves and is not there",
+    ),
+    "a node joins twice": (
+        lambda p: p.change(
+            p.first("node-added", lambda e: e["node"] != "n0"), lambda e: e.update(node="n0")
+        ),
+        "joins and is there already",
+    ),
+    "a node of an unknown model": (
+        lambda p: p.change(p.first("node-added"), lambda e: e.update(model="none")),
+        "which is not known",
+    ),
+    "a node leaves that is not there": (
+        lambda p: p.change(p.first("node-removed"), lambda e: e.update(node="nowhere")),
+        "leaves and is not there",
+    ),
+    "a node gets other GPUs": (
+        lambda p: p.change(p.first("node-added"), lambda e: e.update(first=7)),
+        "the journal says 7",
+    ),
+    "an image that is not JSON": (
+        lambda p: p.kept_images.__setitem__(0, p.kept_images[0]._replace(data="[")),
+        "cannot be read",
+    ),
+    "an image of another moment": (
+        lambda p: p.change_image(lambda i: i.update(seq=1)),
+        "says that it is of entry 1",
+    ),
+    "an image with another quota": (
+        lambda p: p.change_image(lambda i: i["tenants"]["blue"].update(instances=99)),
+        "has other tenants than the journal",
+    ),
+    "an image without an allocation": (
+        lambda p: p.change_image(lambda i: i["allocations"].pop()),
+        "has other allocations than the journal",
+    ),
+    "an image that cannot be restored": (
+        lambda p: p.change_image(lambda i: i["allocations"].append(i["allocations"][0])),
+        "cannot be restored",
+    ),
+    "an image in front of which the journal is gone, and wrong": (
+        lambda p: p.cut().change_image(lambda i: i["allocations"].append(i["allocations"][0])),
+        "cannot be restored",
+    ),
+    "an image ahead of the journal": (
+        lambda p: p.kept_images.append(p.kept_images[0]._replace(seq=9999)),
+        "ahead of the journal",
+    ),
+    "an image whose waiting are in another order": (
+        lambda p: p.change_image(lambda i: i.update(last_ticket=9999)),
+        "has other last_ticket than the journal",
+    ),
+    "an answer that speaks of nothing": (
+        lambda p: p.kept_answers.append(
+            StoredAnswer("acme", "k", "d", 201, '{"id":"a-nobody"}', START, 600)
+        ),
+        "speaks of a-nobody, of which the journal knows nothing",
+    ),
+    "an answer to several that speaks of nothing": (
+        lambda p: p.kept_answers.append(
+            StoredAnswer("acme", "k", "d", 201, '{"allocations":[{"id":"a-no"}]}', START, 600)
+        ),
+        "speaks of a-no,",
+    ),
+    "an answer that came too early": (
+        lambda p: p.kept_answers.append(
+            StoredAnswer(
+                *("acme", "k", "d", 201),
+                json.dumps(json.loads(p.kept_rows[p.first("allocated")].data)["allocation"]),
+                *(START, 1),
+            )
+        ),
+        "was given before entry",
+    ),
+    "an answer that came too late": (
+        lambda p: p.kept_answers.append(StoredAnswer("acme", "k", "d", 409, "{}", START, 999)),
+        "given after entry 999, which there is not",
+    ),
+    "an answer that is not JSON": (
+        lambda p: p.kept_answers.append(StoredAnswer("acme", "k", "d", 201, "{", START, 600)),
+        "is not JSON",
+    ),
+    "an answer without a status": (
+        lambda p: p.kept_answers.append(StoredAnswer("acme", "k", "d", 0, "[]", START, 600)),
+        "has the status 0",
+    ),
+    "an answer at no time": (
+        lambda p: p.kept_answers.append(StoredAnswer("acme", "k", "d", 202, "[]", -1, 600)),
+        "at an impossible time",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_is_found(papers: Papers, damage: str) -> None:
+    tamper, expected = DAMAGE[damage]
+    tamper(papers)
+    report = verify(papers)
+    assert not report.clean
+    assert any(part in finding for finding in report.findings for part in expected.split("|")), (
+        report.findings
+    )
+
+
+def test_findings_have_an_end(papers: Papers) -> None:
+    for index in range(600):
+        papers.stamp(index, at=0.0, epoch=99)
+    report = verify(papers)
+    assert len(report.findings) == MAX_FINDINGS
+    assert report.more >= 600 * 2 - MAX_FINDINGS
+
+
+def test_a_state_that_counts_wrong_is_found(
+    papers: Papers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sums are worked out without the state that keeps them."""
+    count = State._count
+
+    def miscount(self: State, tenant: Any, part: Part, sign: int) -> None:
+        count(self, tenant, part, sign)
+        tenant.usage.memory_slices += sign
+        self.nodes[part.node].instances += sign
+
+    monkeypatch.setattr(State, "_count", miscount)
+    findings = verify(papers).findings
+    assert any("tenant 'acme' holds" in finding for finding in findings)
+    assert any("instances, and the state differs" in finding for finding in findings)
+
+
+def test_somebody_who_waits_though_placed_is_found(
+    papers: Papers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = State._served
+
+    def forget(self: State, entry: Any, row: Row) -> None:
+        number = self.tickets[entry.allocation]
+        served(self, entry, row)
+        self.tickets[entry.allocation] = number
+
+    monkeypatch.setattr(State, "_served", forget)
+    del papers.kept_rows[papers.first("served") + 1 :]
+    papers.last_seq = papers.kept_rows[-1].seq
+    papers.kept_answers.clear()
+    papers.kept_images.clear()
+    findings = verify(papers).findings
+    assert any("waits though it is placed" in finding for finding in findings)
+    assert any("is not in the queue" in finding for finding in findings)
+
+
+def test_a_damaged_file_is_found(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    fill(store, 600)
+    store.close()
+    file = sqlite3.connect(tmp_path / DATABASE)
+    (root,) = file.execute(
+        "SELECT rootpage FROM sqlite_master WHERE name = 'journal_by_subject'"
+    ).fetchone()
+    (size,) = file.execute("PRAGMA page_size").fetchone()
+    file.close()
+    with (tmp_path / DATABASE).open("r+b") as raw:
+        raw.seek((root - 1) * size + size // 2)
+        raw.write(b"\xff" * (size // 2))
+    store = open_store(tmp_path)
+    findings = verify(store).findings
+    store.close()
+    assert findings
+    assert all("files are damaged" in finding for finding in findings)
+
+
+# The slow twin
+
+PARTS = st.builds(
+    lambda node, gpu, profile, start: (node, gpu, profile, start),
+    st.sampled_from(["n0", "n1"]),
+    st.integers(0, 1),
+    st.sampled_from([profile.name for profile in (*A100.profiles, *A30.profiles)]),
+    st.integers(0, 7),
+)
+
+
+def part(node: str, gpu: int, profile: str, start: int) -> Part:
+    model = A100 if node == "n0" else A30
+    found = next((p for p in model.profiles if p.name == profile), model.profiles[0])
+    return Part(node, gpu, model.model, profile, start, found.size, found.compute, found.memory_gb)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["create", "end", "move"]), st.integers(0, 9), PARTS),
+        max_size=40,
+    )
+)
+def test_the_twin_objects_to_exactly_what_the_cluster_refuses(
+    steps: list[tuple[str, int, tuple[str, int, str, int]]],
+) -> None:
+    state, twin = State(), Occupancy()
+
+    def try_out(entry: Any) -> None:
+        row = Row(state.seq + 1, START, "", entry)
+        before = image_of(state)
+        try:
+            state.apply(row)
+        except SlicewiseError:
+            fresh = Occupancy()
+            assert fresh.begin_at(before) == []
+            assert fresh.take(entry)
+            state.seq, living = before.seq, {one.id for one in before.allocations}
+            for identity in set(state.allocations) - living:
+                del state.allocations[identity]
+                del state.tenants["acme"].allocations[identity]
+        else:
+            assert twin.take(entry) == []
+
+    for entry in (
+        TenantSet("acme"),
+        ModelEntered(A100),
+        ModelEntered(A30),
+        NodeAdded("n0", A100.model, 2, 0),
+        NodeAdded("n1", A30.model, 2, 2),
+    ):
+        try_out(entry)
+    for number, (what, which, where) in enumerate(steps):
+        living = list(state.allocations)
+        if what == "create" or not living:
+            record = AllocationRecord(f"a{number}", "acme", Want(), parts=(part(*where),), placed=0)
+            try_out(Allocated(record))
+            continue
+        allocation = state.allocations[living[which % len(living)]]
+        if what == "move":
+            try_out(Moved(allocation.id, "acme", 0, part(*where)))
+        else:
+            try_out(Ended(allocation))
+    counted = twin.usage().get("acme", (0, 0, 0))
+    usage = state.tenants["acme"].usage
+    assert counted == (usage.memory_slices, usage.compute_slices, usage.instances)
+
+
+def test_a_node_with_instances_does_not_leave() -> None:
+    twin = Occupancy()
+    for entry in (ModelEntered(A100), NodeAdded("n0", A100.model, 2, 0)):
+        assert twin.take(entry) == []
+    here = part("n0", 1, "7g.80gb", 0)
+    assert twin.take(Allocated(AllocationRecord("a1", "acme", Want(), parts=(here,)))) == []
+    assert twin.take(NodeRemoved("n0")) == ["node 'n0' leaves with instances on it"]
+    assert twin.instances_by_node() == {}
