@@ -1,0 +1,117 @@
+"""The application: every request comes in here, and leaves with an answer whatever happens."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import secrets
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from slicewise.control.answers import RefusedError
+from slicewise.control.ports import StoreError
+from slicewise.service.auth import authenticate
+from slicewise.service.http import Gone, Reply, Request, Stream, problem
+from slicewise.service.logs import logger
+from slicewise.service.rates import Rates
+from slicewise.service.routes import NoRouteError, Route, Router, WrongMethodError
+from slicewise.service.site import Site
+
+log = logger("slicewise.http")
+
+_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+
+
+class App:
+    """An ASGI application over one site."""
+
+    def __init__(self, site: Site, router: Router, pages: ASGIApp | None = None) -> None:
+        """``pages`` answers what is looked up outside the API, such as a dashboard's files."""
+        self.site = site
+        self.router = router
+        self._pages = pages
+        self._plant = site.plant
+        self._rates = Rates(site.settings.requests_per_second, site.plant.timer)
+        self._limit = site.settings.body_bytes
+        self._logs = site.settings.log_requests
+        self._ids = map("{}{:x}".format, itertools.repeat(secrets.token_hex(4)), itertools.count())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await _not_http(scope, receive, send)
+            return
+        begun = self._plant.timer()
+        request = Request(scope, receive, self._limit)
+        given = request.headers.get(b"x-request-id")
+        request.id = given.decode() if given and _ID.fullmatch(given) else next(self._ids)
+        route: Route | None = None
+        try:
+            route = self.router.find(request)
+            answer = await self._answer(route, request)
+        except NoRouteError as refusal:
+            if self._pages is not None and not request.path.startswith("/v1"):
+                await self._pages(scope, receive, send)
+                return
+            answer = problem(refusal)
+        except WrongMethodError as refusal:
+            answer = problem(refusal)
+            answer.headers.append((b"allow", refusal.allowed.encode()))
+        except RefusedError as refusal:
+            answer = problem(refusal)
+        except StoreError as error:
+            log.error("database failed", request=request.id, problem=str(error))
+            sentence = "the database does not answer; nothing was changed, try again"
+            answer = problem(RefusedError(503, sentence, retry_after=1))
+        except Gone:
+            return
+        except Exception:
+            log.exception("request failed", request=request.id, path=request.path)
+            sentence = f"something went wrong; the log tells more about request {request.id}"
+            answer = problem(RefusedError(500, sentence))
+        await answer.send(send, request.id)
+        self._note(route, request, answer, begun)
+
+    async def _answer(self, route: Route, request: Request) -> Reply:
+        if route.roles is not None:
+            state = self._plant.state
+            if not self._plant.loaded:
+                raise RefusedError(503, "the journal is still being read", retry_after=1)
+            caller = authenticate(state, request.headers.get(b"authorization"), self._plant.clock())
+            request.caller = caller
+            if caller.tenant is not None:
+                self._rates.count(state, caller.tenant)
+            if caller.role not in route.roles:
+                raise RefusedError(403, f"a token of role {caller.role} may not do this")
+            if route.query is None and request.scope["query_string"]:
+                raise RefusedError(400, "this takes no parameters behind a question mark")
+        return await route.handler(self.site, request)
+
+    def _note(self, route: Route | None, request: Request, answer: Reply, begun: float) -> None:
+        name = "unknown" if route is None else route.path
+        method = "unknown" if route is None else route.method  # anybody can make up a method
+        took = self._plant.timer() - begun
+        lasting = isinstance(answer, Stream)
+        self.site.metrics.count_request(name, method, answer.status, None if lasting else took)
+        if self._logs:
+            log.info(
+                "request",
+                request=request.id,
+                method=request.method,
+                path=request.path,
+                status=answer.status,
+                token=request.caller.id or None,
+                seconds=round(took, 6),
+            )
+
+
+async def _not_http(scope: Scope, receive: Receive, send: Send) -> None:
+    """Whatever is no request: a server that starts or stops, or a websocket, which is refused."""
+    if scope["type"] == "lifespan":
+        while True:
+            message = await receive()
+            await send({"type": f"{message['type']}.complete"})
+            if message["type"] == "lifespan.shutdown":
+                return
+    await receive()
+    await send({"type": "websocket.close", "code": 1000})

@@ -1,0 +1,212 @@
+"""Defragmentation: plan which instances to move, and have a plan carried out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
+
+from slicewise.control.answers import RefusedError, said
+from slicewise.control.commands import CarryOut, MoveInstance
+from slicewise.control.entries import AllocationRecord, NodePhase
+from slicewise.control.reports import MAX_MOVES, MoveBody, MovesBody, PlanView, Spot
+from slicewise.control.state import State
+from slicewise.core.cluster import Cluster, Instance
+from slicewise.core.errors import SlicewiseError
+from slicewise.core.geometry import Geometry
+from slicewise.core.request import Request as Asked
+from slicewise.engine.defrag import EXACT, Plan, Planner
+from slicewise.engine.moves import Move, carry_out
+from slicewise.policies.base import AdaptivePolicy, TablePolicy
+from slicewise.service.http import Query, Reply, Request, reply
+from slicewise.service.pages import Word
+from slicewise.service.site import Site
+
+
+class PlanQuery(Query, frozen=True):
+    """What a plan is for."""
+
+    profile: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
+    """Make this fit; without one, win back room."""
+    model: Word | None = None
+    budget: Annotated[int, Meta(ge=0, le=MAX_MOVES)] = 8
+    policy: Word | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """The cluster at one moment, to plan on while the real one goes on."""
+
+    seq: int
+    nodes: Sequence[tuple[str, Geometry, int, NodePhase]]
+    records: Sequence[AllocationRecord]
+
+    @classmethod
+    def of(cls, state: State) -> _Copy:
+        """Nodes in the order of their GPUs, so that ties are settled the same way."""
+        nodes = sorted(state.nodes.values(), key=lambda node: node.gpus.start)
+        return cls(
+            state.seq,
+            [(node.name, node.geometry, len(node.gpus), node.phase) for node in nodes],
+            list(state.allocations.values()),
+        )
+
+    def build(self) -> tuple[Cluster, dict[int, tuple[str, int]]]:
+        """A cluster of its own, and by instance: the allocation, and which of its instances."""
+        cluster = Cluster()
+        owner: dict[int, tuple[str, int]] = {}
+        for name, geometry, gpus, _ in self.nodes:
+            cluster.add_node(name, geometry, gpus)
+        for record in self.records:
+            for index, part in enumerate(record.parts):
+                gpu = cluster.node(part.node).gpus[part.gpu]
+                owner[cluster.place(gpu, part.profile, part.start).id] = record.id, index
+        for name, _, _, phase in self.nodes:
+            if phase is not NodePhase.READY:
+                cluster.drain(name)
+        return cluster, owner
+
+
+async def plan(site: Site, request: Request) -> Reply:
+    """Which instances to move so that a request fits, or to win back room."""
+    request.caller.must_see_all()
+    query = request.query(PlanQuery)
+    ranking = _ranking(site, query.policy)
+    asked = _asked(site, query)
+    async with site.planning:
+        copy = _Copy.of(site.state)
+        view = await site.plant.in_thread(_plan, copy, query, asked, ranking)
+    return reply(said(200, view))
+
+
+def _ranking(site: Site, name: str | None) -> TablePolicy | AdaptivePolicy | None:
+    if name is None:
+        return None
+    try:
+        chosen = site.policy(name)
+    except SlicewiseError as error:
+        raise RefusedError(400, str(error), field="policy") from None
+    if not isinstance(chosen, TablePolicy | AdaptivePolicy):
+        raise RefusedError(
+            400, f"policy {name!r} looks at every GPU: it cannot rank them", field="policy"
+        )
+    return chosen
+
+
+def _asked(site: Site, query: PlanQuery) -> Asked | None:
+    if query.profile is None:
+        if query.model is not None:
+            raise RefusedError(400, "model is given, and no profile to fit", field="model")
+        return None
+    asked = Asked(query.profile, () if query.model is None else (query.model,))
+    if not any(asked.candidates(geometry) for geometry in site.state.cluster.models):
+        raise RefusedError(400, f"no GPU model of this cluster offers {asked}", field="profile")
+    return asked
+
+
+def _plan(
+    copy: _Copy,
+    query: PlanQuery,
+    asked: Asked | None,
+    ranking: TablePolicy | AdaptivePolicy | None,
+) -> PlanView:
+    cluster, owner = copy.build()
+    planner = Planner(cluster, ranking)
+    found = (
+        planner.to_win_room(query.budget) if asked is None else planner.to_fit(asked, query.budget)
+    )
+    fits = _spot(cluster, found)
+    moves = [] if found is None else _moves(cluster, found, owner)
+    return PlanView(
+        wanted=None if asked is None else str(asked),
+        budget=query.budget,
+        found=found is not None,
+        fewest=found is not None and asked is not None and len(moves) <= EXACT + 1,
+        moves=tuple(moves),
+        moved_slices=0 if found is None else found.moved_slices,
+        room_before=None if found is None else found.room_before,
+        room_after=None if found is None else found.room_after,
+        fits=fits,
+        seq=copy.seq,
+    )
+
+
+def _spot(cluster: Cluster, found: Plan | None) -> Spot | None:
+    if found is None or found.gpu is None or found.placement is None:
+        return None
+    node = cluster.node_of(found.gpu)
+    return Spot(node=node.name, gpu=found.gpu - node.gpus.start, start=found.placement.start)
+
+
+def _moves(cluster: Cluster, found: Plan, owner: dict[int, tuple[str, int]]) -> list[MoveBody]:
+    """The moves as they are asked for; made on the way, so that who is where stays known."""
+    moves: list[MoveBody] = []
+
+    def step(move: Move, made: Instance) -> None:
+        source, target = cluster.node_of(move.instance.gpu), cluster.node_of(move.gpu)
+        allocation, index = owner[made.id] = owner[move.instance.id]
+        moves.append(
+            MoveBody(
+                allocation=allocation,
+                index=index,
+                profile=made.profile,
+                node=source.name,
+                gpu=move.instance.gpu - source.gpus.start,
+                start=move.instance.start,
+                to_node=target.name,
+                to_gpu=move.gpu - target.gpus.start,
+                to_start=move.start,
+            )
+        )
+
+    carry_out(cluster, found.moves, step)
+    return moves
+
+
+async def move(site: Site, request: Request) -> Reply:
+    """Make planned moves in order, all or none."""
+    body = await request.body(MovesBody)
+    for index, one in enumerate(body.moves):
+        _check(site.state, one, index)
+    return await site.write(
+        request,
+        CarryOut(
+            tuple(
+                MoveInstance(
+                    one.allocation,
+                    one.index,
+                    one.node,
+                    one.gpu,
+                    one.start,
+                    one.to_node,
+                    one.to_gpu,
+                    one.to_start,
+                )
+                for one in body.moves
+            )
+        ),
+    )
+
+
+def _check(state: State, one: MoveBody, index: int) -> None:
+    """Refuse a move of something else than what the plan saw."""
+    record = state.allocations.get(one.allocation)
+    parts = () if record is None else record.parts
+    if one.index >= len(parts) or parts[one.index].profile != one.profile:
+        raise RefusedError(
+            409,
+            f"move {index + 1} cannot be made: allocation {one.allocation!r} has no "
+            f"{one.profile} as instance {one.index}",
+            reason="stale",
+            index=index,
+        )
+    target = state.nodes.get(one.to_node)
+    if target is not None and target.geometry.model != parts[one.index].model:
+        raise RefusedError(
+            409,
+            f"move {index + 1} cannot be made: node {one.to_node!r} has GPUs of another model",
+            reason="stale",
+            index=index,
+        )

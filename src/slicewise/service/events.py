@@ -1,0 +1,143 @@
+"""Events: the journal as a stream to follow, and as pages to look back through."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Annotated, get_args
+
+from msgspec import Meta
+
+from slicewise.control.answers import RefusedError, said
+from slicewise.control.entries import AnyEntry, Row, concerns
+from slicewise.control.ports import StoreError
+from slicewise.control.reports import EventPage
+from slicewise.control.views import event_view
+from slicewise.control.wire import encode
+from slicewise.core.errors import UnknownNameError
+from slicewise.service.auth import Caller
+from slicewise.service.http import Query, Reply, Request, Stream, reply
+from slicewise.service.listing import before_of
+from slicewise.service.pages import PageQuery, Word, cursor_of
+from slicewise.service.site import Site
+
+HEARTBEAT_SECONDS = 15.0
+_AT_A_TIME = 200
+"""Rows sent in one piece."""
+_KINDS = tuple(str(entry.__struct_config__.tag) for entry in get_args(AnyEntry))
+Place = Annotated[int, Meta(ge=0, le=10**17)]
+
+
+class EventQuery(Query, frozen=True):
+    """From where on to follow."""
+
+    after: Place | None = None
+
+
+class AuditQuery(PageQuery, frozen=True):
+    """Which entries of the journal."""
+
+    tenant: Word | None = None
+    subject: Word | None = None
+    kind: Annotated[tuple[Word, ...], Meta(max_length=len(_KINDS))] = ()
+
+
+async def events(site: Site, request: Request) -> Reply:
+    """The journal from an entry on, as server-sent events; a tenant gets what concerns it."""
+    query = request.query(EventQuery)
+    after = _last_seen(request)
+    if after is None:
+        after = site.plant.replica.seq if query.after is None else query.after
+    tenant = request.caller.tenant
+    site.streams.enter(tenant)
+    gone = asyncio.Event()
+    return Stream(
+        200,
+        b"",
+        content=b"text/event-stream; charset=utf-8",
+        chunks=_follow(site, request.caller, after, gone),
+        receive=request.receive,
+        gone=gone,
+        wake=site.plant.replica.wake,
+        ended=lambda: site.streams.leave(tenant),
+    )
+
+
+def _last_seen(request: Request) -> int | None:
+    """Where a stream that broke off goes on."""
+    header = request.headers.get(b"last-event-id")
+    if header is None:
+        return None
+    if not header.isdigit() or len(header) > 17:
+        raise RefusedError(400, "Last-Event-ID must be the id of an event", field="header")
+    return int(header)
+
+
+async def _follow(
+    site: Site, caller: Caller, after: int, gone: asyncio.Event
+) -> AsyncGenerator[bytes, None]:
+    """Rows as they are committed.
+
+    Nothing is kept for a reader but its place in the journal: one that is slow falls behind, and
+    reads on from the store. One that does not read at all is cut off by the server, and may come
+    back with the id it saw last.
+    """
+    plant, replica = site.plant, site.plant.replica
+    yield b"retry: 2000\n\n"
+    while not (gone.is_set() or plant.stopping) and _valid(site, caller):
+        rows = replica.since(after, _AT_A_TIME)
+        if rows is None:
+            try:
+                rows = await plant.in_thread(plant.store.rows, after, _AT_A_TIME)
+            except StoreError:
+                return
+        if rows:
+            after = rows[-1].seq
+            chunk = b"".join(_event(site, caller, row) for row in rows if _sees(caller, row))
+            if chunk:
+                yield chunk
+        else:
+            await replica.news(HEARTBEAT_SECONDS)
+            if replica.seq <= after:
+                # Keeps the connection open, and the place of those whom nothing concerned.
+                yield b": nothing new\nid: %d\n\n" % after
+
+
+def _valid(site: Site, caller: Caller) -> bool:
+    """Whether the token with which a stream was opened is still one."""
+    token = caller.token
+    expired = token.expires is not None and token.expires <= site.plant.clock()
+    return token.token in site.state.tokens and not expired
+
+
+def _sees(caller: Caller, row: Row) -> bool:
+    return caller.sees_all or concerns(row.entry)[0] == caller.tenant
+
+
+def _event(site: Site, caller: Caller, row: Row) -> bytes:
+    view = event_view(site.state, row, caller.tenant)
+    return b"id: %d\nevent: %b\ndata: %b\n\n" % (row.seq, view.kind.encode(), encode(view))
+
+
+async def audit(site: Site, request: Request) -> Reply:
+    """The journal, the newest entries first."""
+    query = request.query(AuditQuery)
+    for name in query.kind:
+        if name not in _KINDS:
+            raise RefusedError(400, str(UnknownNameError("kind", name, _KINDS)), field="kind")
+    limit, before = site.page(query.limit), before_of(query.cursor)
+
+    def look() -> list[Row]:
+        return site.plant.store.history(
+            before=before,
+            limit=limit + 1,
+            tenant=query.tenant,
+            subject=query.subject,
+            kinds=query.kind,
+        )
+
+    rows = await site.plant.in_thread(look)
+    page = rows[:limit]
+    following = cursor_of(str(page[-1].seq)) if len(rows) > limit else None
+    views = tuple(event_view(site.state, row) for row in page)
+    return reply(said(200, EventPage(events=views, next=following)))

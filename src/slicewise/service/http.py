@@ -1,0 +1,276 @@
+"""A request as the handlers see it, and the reply they give; nothing of this knows a route.
+
+This is plain ASGI: a request that places an instance passes through here thousands of times a
+second, so there is one object for it and no stack of wrappers around it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+from functools import cache
+from math import ceil
+from typing import Any, TypeVar, get_type_hints
+from urllib.parse import parse_qsl
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from slicewise.control.answers import Answer, RefusedError
+from slicewise.control.wire import Body
+from slicewise.service.auth import NOBODY, Caller
+
+B = TypeVar("B")
+
+JSON = b"application/json"
+PROBLEM = b"application/problem+json"
+_WHERE = re.compile(r" - at `(?:key` in `)?\$\.?(?P<field>[^`]*)`$")
+_WHOLE = re.compile(r"-?[0-9]{1,18}")
+_PRINTABLE = re.compile(rb"[!-~](?:[ -~]{0,126}[!-~])?")
+_MAX_PARAMETERS = 32
+
+_decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
+
+
+class Gone(Exception):  # noqa: N818 - not an error: nobody is there to be told
+    """The client went away before it had said everything."""
+
+
+class Request:
+    """One request; its body is read when somebody asks for it."""
+
+    __slots__ = (
+        "_limit",
+        "caller",
+        "headers",
+        "id",
+        "method",
+        "parts",
+        "path",
+        "receive",
+        "scope",
+    )
+
+    def __init__(self, scope: Scope, receive: Receive, limit: int) -> None:
+        self.scope = scope
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.parts: list[str] = []
+        """What stands in the path where its route has a name in braces."""
+        self.id = ""
+        self.caller: Caller = NOBODY  # until it is known who asks
+        self.receive = receive
+        self._limit = limit
+
+    async def raw_body(self) -> bytes:
+        """The bytes of the body, counted while they come in."""
+        declared = self.headers.get(b"content-length", b"0")
+        if not declared.isdigit() or len(declared) > 12 or int(declared) > self._limit:
+            raise self._too_large()
+        message = await self.receive()
+        if not message.get("more_body"):
+            if message["type"] == "http.disconnect":
+                raise Gone
+            body: bytes = message.get("body", b"")
+            if len(body) > self._limit:
+                raise self._too_large()
+            return body
+        chunks = bytearray(message.get("body", b""))
+        while message.get("more_body"):
+            if len(chunks) > self._limit:
+                raise self._too_large()
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise Gone
+            chunks += message.get("body", b"")
+        if len(chunks) > self._limit:
+            raise self._too_large()
+        return bytes(chunks)
+
+    def _too_large(self) -> RefusedError:
+        return RefusedError(413, f"the body is larger than {self._limit:,} bytes")
+
+    def decode(self, body: bytes, kind: type[B]) -> B:
+        """The body as what it should be; refused with the place where it is not."""
+        content = self.headers.get(b"content-type", b"")
+        if content != JSON and content.split(b";")[0].strip().lower() != JSON:
+            raise RefusedError(415, "the body must be JSON, with Content-Type: application/json")
+        decoder = _decoders.get(kind)
+        if decoder is None:
+            decoder = _decoders[kind] = msgspec.json.Decoder(kind)
+        try:
+            return decoder.decode(body)  # type: ignore[no-any-return]  # of the kind asked for
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise refused(error, "the body") from None
+
+    async def body(self, kind: type[B]) -> B:
+        """Read and decode the body."""
+        return self.decode(await self.raw_body(), kind)
+
+    async def body_if_any(self, kind: type[B]) -> B:
+        """Read and decode the body; without one, what it is unless said."""
+        raw = await self.raw_body()
+        return self.decode(raw, kind) if raw else kind()
+
+    def query(self, kind: type[B]) -> B:
+        """The parameters behind the question mark, each known and each but once."""
+        raw: bytes = self.scope["query_string"]
+        if not raw:
+            return kind()
+        try:
+            pairs = parse_qsl(
+                raw.decode("ascii"),
+                keep_blank_values=True,
+                errors="strict",
+                max_num_fields=_MAX_PARAMETERS,
+            )
+        except ValueError:  # not ASCII, not UTF-8, too many
+            raise RefusedError(400, "the query cannot be read") from None
+        shapes = _shapes(kind)  # type: ignore[arg-type]  # a class can be hashed
+        values: dict[str, Any] = {}
+        for name, text in pairs:
+            shape = shapes.get(name, str)
+            if shape is list:
+                values.setdefault(name, []).append(text)
+                continue
+            if name in values:
+                raise RefusedError(400, f"parameter {name!r} is given twice", field=name)
+            values[name] = _parameter(name, text, shape)
+        try:
+            return msgspec.convert(values, kind)
+        except msgspec.ValidationError as error:
+            raise refused(error, "the query") from None
+
+    def key(self) -> str | None:
+        """The idempotency key, if there is one."""
+        key = self.headers.get(b"idempotency-key")
+        if key is None:
+            return None
+        if not _PRINTABLE.fullmatch(key):
+            raise RefusedError(
+                400, "Idempotency-Key must be 1 to 128 printable ASCII characters", field="header"
+            )
+        return key.decode("ascii")
+
+
+def refused(error: Exception, what: str) -> RefusedError:
+    """A refusal that says what is wrong with a document, and where in it."""
+    text = str(error)
+    where = _WHERE.search(text)
+    name = where["field"] if where else None
+    sentence = text[: where.start()] if where else text
+    at = f" at {name!r}" if name else ""
+    return RefusedError(400, f"{what} is not as it should be{at}: {sentence}", field=name or None)
+
+
+def _parameter(name: str, text: str, shape: type) -> object:
+    if shape is bool:
+        if text not in ("true", "false"):
+            raise RefusedError(400, f"parameter {name!r} must be true or false", field=name)
+        return text == "true"
+    if shape is int:
+        if not _WHOLE.fullmatch(text):
+            raise RefusedError(400, f"parameter {name!r} must be a whole number", field=name)
+        return int(text)
+    return text
+
+
+@cache
+def _shapes(kind: type) -> dict[str, type]:
+    """By parameter: whether it is a list, a truth value, a whole number or text."""
+    shapes: dict[str, type] = {}
+    for name, hint in get_type_hints(kind).items():
+        text = str(hint)
+        shapes[name] = (
+            list if "tuple[" in text else bool if "bool" in text else int if "int" in text else str
+        )
+    return shapes
+
+
+class Query(Body, frozen=True):
+    """The parameters of a request."""
+
+
+@dataclass(slots=True)
+class Reply:
+    """What is sent back."""
+
+    status: int
+    body: bytes
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    content: bytes = JSON
+
+    async def send(self, send: Send, request_id: str) -> None:
+        """Send it."""
+        body = self.body
+        await send(
+            {
+                "type": "http.response.start",
+                "status": self.status,
+                "headers": [
+                    (b"content-type", self.content),
+                    (b"content-length", b"%d" % len(body)),
+                    (b"x-request-id", request_id.encode()),
+                    *self.headers,
+                ],
+            }
+        )
+        await send({"type": "http.response.body", "body": body})
+
+
+@dataclass(slots=True)
+class Stream(Reply):
+    """A reply that goes on until there is no more, or nobody there any more."""
+
+    chunks: AsyncGenerator[bytes, None] | None = None
+    receive: Receive | None = None
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the client has left; whoever makes the chunks looks at it."""
+    wake: Callable[[], None] = lambda: None
+    """Called then, in case the maker of chunks waits for something else."""
+    ended: Callable[[], None] = lambda: None
+
+    async def send(self, send: Send, request_id: str) -> None:
+        """Send it, chunk by chunk."""
+        assert self.chunks is not None
+        headers = [
+            (b"content-type", self.content),
+            (b"x-request-id", request_id.encode()),
+            *self.headers,
+        ]
+        watch = asyncio.create_task(self._watch())
+        try:
+            await send({"type": "http.response.start", "status": self.status, "headers": headers})
+            async for chunk in self.chunks:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            watch.cancel()
+            await self.chunks.aclose()
+            self.ended()
+
+    async def _watch(self) -> None:
+        assert self.receive is not None
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+        self.gone.set()
+        self.wake()
+
+
+def reply(answer: Answer, *headers: tuple[bytes, bytes]) -> Reply:
+    """An answer, sent back."""
+    status, body = answer
+    return Reply(status, body, list(headers), JSON if status < 400 else PROBLEM)
+
+
+def problem(refusal: RefusedError) -> Reply:
+    """A refusal, sent back with the headers that belong to it."""
+    headers: list[tuple[bytes, bytes]] = []
+    if refusal.status == 401:
+        headers.append((b"www-authenticate", b'Bearer realm="slicewise"'))
+    if refusal.retry_after is not None:
+        headers.append((b"retry-after", b"%d" % max(1, ceil(refusal.retry_after - 1e-6))))
+    return reply(refusal.answer(), *headers)

@@ -1,0 +1,173 @@
+"""The OpenAPI document, made from the table of routes and the types that go over the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+
+from slicewise.control.answers import title_of
+from slicewise.control.wire import Problem
+from slicewise.service.auth import EVERYONE
+from slicewise.service.http import Reply, Request
+from slicewise.service.routes import Route
+from slicewise.service.site import Site
+
+_REF = "#/components/schemas/{name}"
+_PROBLEM = "application/problem+json"
+_JSON = "application/json"
+_KEY: dict[str, Any] = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "description": "A request sent again with the same key gets the first answer.",
+    "schema": {
+        "type": "string",
+        "minLength": 1,
+        "maxLength": 128,
+        "pattern": "^[!-~]([ -~]{0,126}[!-~])?$",
+    },
+}
+_LAST_EVENT: dict[str, Any] = {
+    "name": "Last-Event-ID",
+    "in": "header",
+    "description": "The id of the last event seen: the stream goes on behind it.",
+    "schema": {"type": "string", "pattern": "^[0-9]{1,17}$"},
+}
+
+
+def document(routes: Sequence[Route]) -> dict[str, Any]:
+    """The whole document."""
+    types: list[Any] = [Problem]
+    for route in routes:
+        types += [kind for kind in route.answers.values() if not isinstance(kind, str)]
+        types += [kind for kind in (route.body,) if kind is not None]
+    _, components = msgspec.json.schema_components(dict.fromkeys(types), ref_template=_REF)
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "slicewise",
+            "version": version("slicewise"),
+            "description": "Fragmentation-aware scheduling of NVIDIA Multi-Instance GPUs.",
+        },
+        "security": [{"token": []}],
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _operation(route: Route) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "operationId": route.name,
+        "summary": route.summary,
+        "description": (route.handler.__doc__ or "").strip(),
+        "tags": [route.tag],
+        "parameters": [*_parameters(route)],
+        "responses": _responses(route),
+    }
+    if route.roles is None:
+        operation["security"] = []
+    if route.body is not None:
+        operation["requestBody"] = {
+            "required": not route.optional_body,
+            "content": {_JSON: {"schema": _schema(route.body)}},
+        }
+    return operation
+
+
+def _parameters(route: Route) -> Iterable[dict[str, Any]]:
+    for name in route.parameters:
+        yield {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "schema": {"type": "string", "minLength": 1},
+        }
+    if route.query is not None:
+        _, components = msgspec.json.schema_components([route.query], ref_template=_REF)
+        for name, schema in components[route.query.__name__]["properties"].items():
+            schema = _without_null(schema)
+            parameter = {"name": name, "in": "query", "schema": schema}
+            if "description" in schema:
+                parameter["description"] = schema.pop("description")
+            yield parameter
+    if route.key:
+        yield _KEY
+    if "text/event-stream" in route.answers.values():
+        yield _LAST_EVENT
+
+
+def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """What a parameter may be when it is there."""
+    some = [one for one in schema.get("anyOf", ()) if one != {"type": "null"}]
+    if len(some) == 1:
+        schema = some[0]
+    if "enum" in schema:
+        schema = {**schema, "enum": [value for value in schema["enum"] if value is not None]}
+    return {name: value for name, value in schema.items() if name != "default" or value is not None}
+
+
+def statuses(route: Route) -> set[int]:
+    """The statuses of all problems that a route may answer with."""
+    found = set(route.problems) | {503}
+    if route.roles is not None:
+        found |= {400, 401, 429}
+        if route.roles != EVERYONE:
+            found.add(403)
+    if route.body is not None:
+        found |= {413, 415}
+    if route.key:
+        found.add(422)
+    if route.roles is None:
+        found -= {503} - set(route.problems)
+    return found | {431}  # the URL and headers may be too long for any route
+
+
+def _responses(route: Route) -> dict[str, Any]:
+    responses: dict[str, Any] = {}
+    for status, kind in route.answers.items():
+        if isinstance(kind, str):
+            content: dict[str, Any] = {
+                kind: {"schema": {"type": "object" if kind == _JSON else "string"}}
+            }
+            text = route.summary
+        else:
+            content = {_JSON: {"schema": _schema(kind)}}
+            text = (kind.__doc__ or "").strip()
+        responses[str(status)] = {"description": text, "content": content}
+        if route.key and status < 400:
+            responses[str(status)]["headers"] = {
+                "Idempotency-Replayed": {
+                    "description": "true where the answer was given before.",
+                    "schema": {"type": "string", "enum": ["true"]},
+                }
+            }
+    for status in sorted(statuses(route) - set(route.answers)):
+        responses[str(status)] = {
+            "description": title_of(status),
+            "content": {_PROBLEM: {"schema": _schema(Problem)}},
+        }
+        if status in (429, 503):
+            responses[str(status)]["headers"] = {
+                "Retry-After": {
+                    "description": "Seconds to wait before asking again.",
+                    "schema": {"type": "integer"},
+                }
+            }
+    return dict(sorted(responses.items()))
+
+
+def _schema(kind: type) -> dict[str, str]:
+    return {"$ref": _REF.format(name=kind.__name__)}
+
+
+async def openapi(site: Site, request: Request) -> Reply:
+    """This document."""
+    return Reply(200, site.document)

@@ -1,0 +1,118 @@
+"""The server's side of a connection, with limits for those who never come to the point."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+REQUEST_SECONDS = 30.0
+"""How long a client may take to say all of its request."""
+UNREAD_SECONDS = 30.0
+"""How long a client may leave what was sent to it unread, while there is more."""
+
+_TOO_LARGE = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n"
+    b"content-type: application/problem+json\r\ncontent-length: %d\r\n\r\n%b"
+)
+_PROBLEM = (
+    b'{"type":"urn:slicewise:problem:too-large","title":"Too large","status":431,'
+    b'"detail":"the URL and headers of this request are too long"}'
+)
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """HTTP/1.1 with a limit on the head of a request and on the time it takes to arrive.
+
+    A request that arrives in one piece, as nearly all do, costs a few comparisons more.
+    """
+
+    head_bytes = 1 << 14
+    _head = 0
+    """Bytes that came since a request began, at most so many of them its head."""
+    _in_head = True
+    _too_large = False
+    _complete = False
+    _timer: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin; whoever says nothing at all is not waited for either."""
+        super().connection_made(transport)
+        self._timer = self.loop.call_later(REQUEST_SECONDS, self._too_slow)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End."""
+        self._stop_timer()
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take in what came, and watch requests that are not complete by then."""
+        if self._in_head:
+            self._head += len(data)
+        self._complete = False
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if self._in_head and self._head > self.head_bytes:
+            self._too_large = True
+            self.send_400_response("")
+        elif not self._complete and self._timer is None:
+            self._timer = self.loop.call_later(REQUEST_SECONDS, self._too_slow)
+
+    def on_headers_complete(self) -> None:
+        """The head is complete: from here on the application counts."""
+        if self._head > self.head_bytes:  # or a body came in the same piece
+            head = sum(len(name) + len(value) + 4 for name, value in self.headers)
+            if head + len(self.url) > self.head_bytes:
+                self._too_large = True
+                raise ValueError("the head of a request is too long")
+        self._in_head = False
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """All of it is there."""
+        self._in_head = self._complete = True
+        self._head = 0
+        self._stop_timer()
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what cannot be read, or what is too long to be read."""
+        if not self._too_large:
+            super().send_400_response(msg)
+            return
+        self.transport.write(_TOO_LARGE % (len(_PROBLEM), _PROBLEM))
+        self.transport.close()
+
+    def pause_writing(self) -> None:
+        """The client does not read as fast as there is something to say."""
+        super().pause_writing()
+        self._unread = self.loop.call_later(UNREAD_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """The client has caught up."""
+        self._stop_waiting()
+        super().resume_writing()
+
+    def _stop_waiting(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+    def _too_slow(self) -> None:
+        self._timer = None
+        if not self.transport.is_closing():
+            self.transport.close()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def guarded(head_bytes: int) -> type[Any]:
+    """The protocol with this limit."""
+    return type("GuardedProtocol", (GuardedProtocol,), {"head_bytes": head_bytes})

@@ -1,0 +1,118 @@
+"""The server: listens, hands requests to a service, and ends in order when told to."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable
+
+import uvicorn
+
+from slicewise.core.errors import SlicewiseError
+from slicewise.service.logs import logger
+from slicewise.service.protocol import guarded
+from slicewise.service.service import Service
+from slicewise.service.settings import Address, Settings
+
+log = logger()
+
+_SHUTDOWN_SECONDS = 30
+"""How long requests that have begun may take to end."""
+_BACKLOG = 2048
+
+
+def listening(address: Address) -> socket.socket:
+    """A socket that listens there; refused in one line where that cannot be."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(tuple(address))
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise SlicewiseError(f"listen: cannot listen on {address}: {error.strerror}") from None
+    return listener
+
+
+def url_of(listener: socket.socket, settings: Settings) -> str:
+    """Where a listening socket is reached, with the port it really has."""
+    scheme = "http" if settings.tls_cert is None else "https"
+    return f"{scheme}://{Address(settings.listen.host, listener.getsockname()[1])}"
+
+
+def reached_at(url: str) -> str:
+    """Where others reach what listens there: everywhere is nowhere in particular."""
+    for anywhere in ("//0.0.0.0:", "//[::]:"):
+        url = url.replace(anywhere, f"//{socket.gethostname()}:")
+    return url
+
+
+async def serve(service: Service, listener: socket.socket, ready: Callable[[str], None]) -> None:
+    """Run a service until a signal ends it, or it fails; ``ready`` is told the address."""
+    settings = service.settings
+    url = url_of(listener, settings)
+    try:
+        server = _Server(_config(service))
+    except SlicewiseError:
+        listener.close()
+        raise
+    loop = asyncio.get_running_loop()
+    over = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, over.set)
+    # It listens before the journal has been read, so that health can be asked for meanwhile.
+    serving = asyncio.create_task(server.serve([listener]))
+    starting = asyncio.create_task(service.start(settings.advertise or reached_at(url)))
+    ending = asyncio.create_task(over.wait())
+    failing = asyncio.create_task(service.failed.wait())
+    try:
+        await asyncio.wait({starting, ending, serving}, return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+            ready(url)
+            await asyncio.wait({ending, failing, serving}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        log.info("stopping")
+        for task in (starting, ending, failing):
+            task.cancel()
+        service.close_streams()
+        server.should_exit = True
+        await serving
+        await service.stop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+    if service.plant.failure is not None:
+        raise SlicewiseError(service.plant.failure)
+
+
+class _Server(uvicorn.Server):
+    """A server that leaves signals to whoever runs it."""
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._serve(sockets)
+
+
+def _config(service: Service) -> uvicorn.Config:
+    settings = service.settings
+    try:
+        config = uvicorn.Config(
+            service.app,
+            http=guarded(settings.head_bytes),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            headers=[("cache-control", "no-store"), ("x-content-type-options", "nosniff")],
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+            ssl_certfile=settings.tls_cert,
+            ssl_keyfile=settings.tls_key,
+        )
+        config.load()
+    except OSError as error:  # an SSLError is one
+        raise SlicewiseError(f"tls.cert, tls.key: cannot be used: {error}") from None
+    return config

@@ -1,0 +1,103 @@
+"""The service as one thing to start, stop and talk to."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from starlette.types import ASGIApp
+
+from slicewise.catalog import Catalog
+from slicewise.control.ports import Clock, Store
+from slicewise.core.errors import SlicewiseError
+from slicewise.service.app import App
+from slicewise.service.first_start import furnish, token_file
+from slicewise.service.logs import logger
+from slicewise.service.openapi import document
+from slicewise.service.plant import Plant
+from slicewise.service.routes import Router
+from slicewise.service.settings import Settings
+from slicewise.service.site import Site
+from slicewise.service.table import ROUTES
+
+log = logger()
+
+_TICK_SECONDS = 5.0
+_LOOK_SECONDS = 0.01
+
+
+class Service:
+    """One process of slicewise: give it a store, start it, and serve its ``app``."""
+
+    def __init__(
+        self,
+        store: Store,
+        settings: Settings,
+        clock: Clock = time.time,
+        timer: Callable[[], float] = time.perf_counter,
+        pages: ASGIApp | None = None,
+    ) -> None:
+        """``pages`` answers what is looked up outside the API, such as a dashboard's files."""
+        catalog = Catalog.builtin()
+        for file in settings.geometry:
+            catalog = catalog.with_file(file)
+        self.settings = settings
+        self.plant = Plant(store, settings, clock, timer)
+        self.site = Site(self.plant, settings, catalog)
+        self.site.document = msgspec.json.encode(document(ROUTES))
+        self.app = App(self.site, Router(ROUTES), pages)
+        self.failed = asyncio.Event()
+        """Set when the process cannot go on; ``plant.failure`` says why."""
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def admin_token(self) -> Path | None:
+        """The file with the admin token, where there is a folder for it."""
+        folder = self.settings.data
+        return None if folder is None else token_file(folder)
+
+    async def start(self, address: str | None = None) -> None:
+        """Read the journal and take part; returns when the process is ready, or follows."""
+        if address is not None:
+            self.plant.address = address
+        self.plant.on_failure = self.failed.set
+        self.plant.on_office = self._take_office
+        self.plant.on_batch = self.site.metrics.count_batch
+        await self.plant.start()
+        self._tasks.append(asyncio.create_task(self._tick()))
+        plant = self.plant
+        while plant.leads and not plant.furnished and plant.failure is None:
+            await asyncio.sleep(_LOOK_SECONDS)
+        if self.plant.failure is not None:
+            raise SlicewiseError(self.plant.failure)
+
+    async def stop(self) -> None:
+        """Finish what was begun, step down, and end."""
+        for task in self._tasks:
+            task.cancel()
+        await self.plant.stop()
+
+    def close_streams(self) -> None:
+        """Let event streams end, before the server waits for its connections."""
+        self.plant.stopping = True
+        self.plant.replica.wake()
+
+    def _take_office(self) -> None:
+        self._tasks.append(asyncio.create_task(self._furnish()))
+
+    async def _furnish(self) -> None:
+        try:
+            await furnish(self.plant, self.settings.data)
+        except SlicewiseError as error:
+            if self.plant.leads:
+                self.plant.fail(str(error))
+            return
+        self.plant.furnished = True
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_SECONDS)
+            self.plant.give_up_on_old()

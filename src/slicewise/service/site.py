@@ -1,0 +1,98 @@
+"""The site: what handlers work with, and the one way in which they have something changed."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+
+from slicewise.catalog import Catalog
+from slicewise.control.answers import RefusedError
+from slicewise.control.commands import Command
+from slicewise.control.ports import Key
+from slicewise.control.state import State
+from slicewise.engine.explain import Explainer
+from slicewise.policies.base import Policy
+from slicewise.policies.registry import policy
+from slicewise.service.capacity import Capacity
+from slicewise.service.http import Reply, Request, reply
+from slicewise.service.metrics import Metrics
+from slicewise.service.plant import Plant
+from slicewise.service.settings import Settings
+from slicewise.service.streams import Streams
+
+_REPLAYED = (b"idempotency-replayed", b"true")
+_AGAIN = (b"retry-after", b"1")
+
+
+class Site:
+    """The process's plant, its settings and its catalog of GPU models."""
+
+    def __init__(self, plant: Plant, settings: Settings, catalog: Catalog) -> None:
+        self.plant = plant
+        self.settings = settings
+        self.catalog = catalog
+        self.planning = asyncio.Lock()
+        """Held by whoever computes a plan: one at a time, so that nobody is crowded out."""
+        self.patching = asyncio.Lock()
+        """Held by whoever changes what it has just read."""
+
+        self.streams = Streams(settings.streams, settings.streams_per_tenant)
+        self.metrics = Metrics(plant, self.streams, lambda: self.capacity)
+        self.document = b"{}"
+        """The OpenAPI document of its routes."""
+        self._policies: dict[str, Policy] = {}
+        self._capacity: Capacity | None = None
+        self._explainer: Explainer | None = None
+        self._for: State | None = None
+
+    @property
+    def state(self) -> State:
+        """What is committed."""
+        return self.plant.state
+
+    @property
+    def capacity(self) -> Capacity:
+        """Measures the state."""
+        return self._tools()[0]
+
+    @property
+    def explainer(self) -> Explainer:
+        """Explains decisions on the state."""
+        return self._tools()[1]
+
+    def policy(self, name: str) -> Policy:
+        """The policy of that name, the same object every time."""
+        if name not in self._policies:
+            self._policies[name] = policy(name)
+        return self._policies[name]
+
+    def _tools(self) -> tuple[Capacity, Explainer]:
+        """What has tables of its own over the state: made anew only when that is another one."""
+        state = self.plant.state
+        if self._capacity is None or self._explainer is None or self._for is not state:
+            self._capacity = Capacity(state)
+            self._explainer = Explainer(state.scheduler)
+            self._for = state
+        return self._capacity, self._explainer
+
+    async def write(
+        self, request: Request, command: Command, acts_for: str = "", body: bytes = b""
+    ) -> Reply:
+        """Have a command carried out, once even if it is sent again with the same key."""
+        caller, text = request.caller, request.key()
+        key, digest = None, ""
+        if text is not None:
+            key = Key(f"{acts_for}:{caller.tenant or ''}", text)
+            whole = f"{request.method} {request.path}\n".encode() + body
+            digest = hashlib.sha256(whole).hexdigest()
+        told = await self.plant.ask(command, caller.id, key, digest)
+        if told.replayed:
+            return reply(told.answer, _REPLAYED)
+        return reply(told.answer, _AGAIN) if told.answer.status == 503 else reply(told.answer)
+
+    def page(self, limit: int | None) -> int:
+        """How many items a page has."""
+        most = self.settings.page
+        if limit is not None and limit > most:
+            raise RefusedError(400, f"a page has at most {most} items", field="limit")
+        return min(100, most) if limit is None else limit

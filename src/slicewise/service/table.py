@@ -1,0 +1,207 @@
+"""The table of routes: everything the service can be asked."""
+
+from __future__ import annotations
+
+from slicewise.control.reports import (
+    AllocationPage,
+    ClusterView,
+    DryRun,
+    EventPage,
+    Health,
+    ModelList,
+    MovesBody,
+    NodeDetail,
+    NodePage,
+    PlanView,
+    PolicyList,
+    QueuePage,
+    Readiness,
+    TenantPage,
+    TenantPatch,
+    TokenPage,
+    WhoView,
+)
+from slicewise.control.wire import (
+    AllocationBody,
+    AllocationView,
+    BatchBody,
+    BatchView,
+    DrainBody,
+    MovesView,
+    NewTokenView,
+    NodeBody,
+    NodeView,
+    TenantBody,
+    TenantView,
+    TokenBody,
+    TokenView,
+)
+from slicewise.service import (
+    allocations,
+    defrag,
+    dry_run,
+    events,
+    health,
+    listing,
+    nodes,
+    openapi,
+    overview,
+    tenants,
+)
+from slicewise.service.auth import ADMIN, EVERYONE, LOOKERS, STAFF, USERS, WATCHERS
+from slicewise.service.defrag import PlanQuery
+from slicewise.service.dry_run import DryRunQuery
+from slicewise.service.events import AuditQuery, EventQuery
+from slicewise.service.listing import ListQuery
+from slicewise.service.overview import ClusterQuery
+from slicewise.service.pages import PageQuery
+from slicewise.service.routes import Route
+
+ROUTES = (
+    Route(
+        "POST", "/v1/allocations", "createAllocation", "Create an allocation",
+        allocations.create, USERS, {201: AllocationView, 202: AllocationView},
+        problems=(404, 409), body=AllocationBody, key=True, writes=True, tag="allocations",
+    ),
+    Route(
+        "DELETE", "/v1/allocations/{id}", "releaseAllocation", "Release an allocation",
+        allocations.release, USERS, {200: AllocationView},
+        problems=(404,), key=True, writes=True, tag="allocations",
+    ),
+    Route(
+        "GET", "/v1/allocations/{id}", "getAllocation", "Look at an allocation",
+        allocations.get, LOOKERS, {200: AllocationView}, problems=(404,), tag="allocations",
+    ),
+    Route(
+        "GET", "/v1/allocations", "listAllocations", "List allocations",
+        listing.allocations, LOOKERS, {200: AllocationPage}, query=ListQuery, tag="allocations",
+    ),
+    Route(
+        "POST", "/v1/allocations/batch", "createAllocations", "Create several, all or none",
+        allocations.create_batch, USERS, {201: BatchView},
+        problems=(404, 409), body=BatchBody, key=True, writes=True, tag="allocations",
+    ),
+    Route(
+        "POST", "/v1/allocations/dry-run", "dryRun", "Where a request would go, and why",
+        dry_run.dry_run, USERS, {200: DryRun},
+        problems=(404,), body=AllocationBody, query=DryRunQuery, tag="allocations",
+    ),
+    Route(
+        "GET", "/v1/queue", "getQueue", "Look at the queue",
+        listing.queue, LOOKERS, {200: QueuePage}, query=PageQuery, tag="allocations",
+    ),
+    Route(
+        "POST", "/v1/nodes", "addNode", "Register a node",
+        nodes.add, STAFF, {201: NodeView}, problems=(409,), body=NodeBody, key=True, writes=True,
+        tag="nodes",
+    ),
+    Route(
+        "GET", "/v1/nodes", "listNodes", "List nodes",
+        nodes.every, LOOKERS, {200: NodePage}, query=PageQuery, tag="nodes",
+    ),
+    Route(
+        "GET", "/v1/nodes/{name}", "getNode", "Look at a node and its GPUs",
+        nodes.get, EVERYONE, {200: NodeDetail}, problems=(404,), tag="nodes",
+    ),
+    Route(
+        "DELETE", "/v1/nodes/{name}", "removeNode", "Remove an empty node",
+        nodes.remove, STAFF, {200: NodeView}, problems=(404, 409), writes=True, tag="nodes",
+    ),
+    Route(
+        "POST", "/v1/nodes/{name}/cordon", "cordonNode", "Let a node take no new instances",
+        nodes.cordon, STAFF, {200: NodeView}, problems=(404,), writes=True, tag="nodes",
+    ),
+    Route(
+        "POST", "/v1/nodes/{name}/uncordon", "uncordonNode", "Let a node take new instances",
+        nodes.uncordon, STAFF, {200: NodeView}, problems=(404,), writes=True, tag="nodes",
+    ),
+    Route(
+        "POST", "/v1/nodes/{name}/drain", "drainNode", "Let a node become empty",
+        nodes.drain, STAFF, {200: NodeView}, problems=(404,), body=DrainBody, optional_body=True,
+        writes=True, tag="nodes",
+    ),
+    Route(
+        "POST", "/v1/tenants", "addTenant", "Create a tenant",
+        tenants.add, ADMIN, {201: TenantView}, problems=(409,), body=TenantBody, writes=True,
+        tag="tenants",
+    ),
+    Route(
+        "GET", "/v1/tenants", "listTenants", "List tenants",
+        tenants.every, LOOKERS, {200: TenantPage}, query=PageQuery, tag="tenants",
+    ),
+    Route(
+        "GET", "/v1/tenants/{name}", "getTenant", "Look at a tenant",
+        tenants.get, LOOKERS, {200: TenantView}, problems=(404,), tag="tenants",
+    ),
+    Route(
+        "PATCH", "/v1/tenants/{name}", "changeTenant", "Change a tenant's quota",
+        tenants.change, ADMIN, {200: TenantView}, problems=(404,), body=TenantPatch, writes=True,
+        tag="tenants",
+    ),
+    Route(
+        "DELETE", "/v1/tenants/{name}", "removeTenant", "Remove a tenant that holds nothing",
+        tenants.remove, ADMIN, {200: TenantView}, problems=(404, 409), writes=True, tag="tenants",
+    ),
+    Route(
+        "POST", "/v1/tokens", "issueToken", "Issue a token",
+        tenants.issue_token, ADMIN, {201: NewTokenView}, problems=(404,), body=TokenBody,
+        writes=True, tag="tokens",
+    ),
+    Route(
+        "GET", "/v1/tokens", "listTokens", "List tokens",
+        tenants.tokens, ADMIN, {200: TokenPage}, query=PageQuery, tag="tokens",
+    ),
+    Route(
+        "DELETE", "/v1/tokens/{id}", "revokeToken", "Revoke a token",
+        tenants.revoke_token, ADMIN, {200: TokenView}, problems=(404,), writes=True, tag="tokens",
+    ),
+    Route(
+        "GET", "/v1/whoami", "whoami", "Who bears this token",
+        tenants.whoami, EVERYONE, {200: WhoView}, tag="tokens",
+    ),
+    Route(
+        "GET", "/v1/cluster", "getCluster", "Look at the cluster",
+        overview.cluster, LOOKERS, {200: ClusterView}, query=ClusterQuery, tag="cluster",
+    ),
+    Route(
+        "GET", "/v1/models", "listModels", "List GPU models",
+        overview.models, EVERYONE, {200: ModelList}, tag="cluster",
+    ),
+    Route(
+        "GET", "/v1/policies", "listPolicies", "List policies",
+        overview.policies, EVERYONE, {200: PolicyList}, tag="cluster",
+    ),
+    Route(
+        "GET", "/v1/defrag/plan", "planDefrag", "Plan moves of instances",
+        defrag.plan, WATCHERS, {200: PlanView}, problems=(403,), query=PlanQuery, tag="cluster",
+    ),
+    Route(
+        "POST", "/v1/defrag", "defrag", "Make planned moves",
+        defrag.move, STAFF, {200: MovesView}, problems=(409,), body=MovesBody, writes=True,
+        tag="cluster",
+    ),
+    Route(
+        "GET", "/v1/events", "followEvents", "Follow the journal as server-sent events",
+        events.events, LOOKERS, {200: "text/event-stream"}, query=EventQuery, tag="events",
+    ),
+    Route(
+        "GET", "/v1/audit", "audit", "Look back through the journal",
+        events.audit, STAFF, {200: EventPage}, query=AuditQuery, tag="events",
+    ),
+    Route(
+        "GET", "/metrics", "metrics", "Metrics for Prometheus",
+        health.metrics, None, {200: "text/plain"}, problems=(401, 403), tag="health",
+    ),
+    Route(
+        "GET", "/openapi.json", "openapi", "This document",
+        openapi.openapi, None, {200: "application/json"}, tag="health",
+    ),
+    Route(
+        "GET", "/healthz", "healthz", "Whether the process is alive",
+        health.healthz, None, {200: Health}, tag="health",
+    ),
+    Route(
+        "GET", "/readyz", "readyz", "Whether the process can do its part",
+        health.readyz, None, {200: Readiness, 503: Readiness}, tag="health",
+    ),
+)  # fmt: skip

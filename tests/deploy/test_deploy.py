@@ -1,0 +1,72 @@
+"""What is deployed beside the service agrees with it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from pathlib import Path
+from types import ModuleType
+
+from slicewise.service.settings import KEYS, read_settings
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+SERVICE = Path(__file__).parents[2] / "src" / "slicewise" / "service"
+
+
+def _dashboard() -> ModuleType:
+    spec = importlib.util.spec_from_file_location(
+        "make_dashboard", DEPLOY / "grafana" / "make_dashboard.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _names(text: str) -> set[str]:
+    found = set(re.findall(r"\bslicewise_[a-z_]+", text))
+    return {re.sub(r"_(bucket|total|sum|count)$", "", name) for name in found}
+
+
+def test_the_dashboard_is_what_its_script_writes() -> None:
+    written = (DEPLOY / "grafana" / "slicewise.json").read_text(encoding="utf-8")
+    assert written == _dashboard().text()
+
+
+def test_dashboard_and_alerts_ask_for_metrics_that_exist() -> None:
+    known = _names((SERVICE / "metrics.py").read_text(encoding="utf-8"))
+    dashboard = _names((DEPLOY / "grafana" / "slicewise.json").read_text(encoding="utf-8"))
+    alerts = _names((DEPLOY / "prometheus" / "slicewise.rules.yml").read_text(encoding="utf-8"))
+    assert len(dashboard) > 10
+    assert dashboard <= known
+    assert len(alerts) > 4
+    assert alerts <= known
+
+
+def test_the_settings_file_is_accepted() -> None:
+    settings = read_settings({}, {}, DEPLOY / "slicewise.toml")
+    assert str(settings.listen) == "127.0.0.1:8080"
+    assert settings.log_format == "json"
+
+
+def test_the_unit_and_the_container_use_options_that_exist() -> None:
+    unit = (DEPLOY / "slicewise.service").read_text(encoding="utf-8")
+    container = (DEPLOY / "Containerfile").read_text(encoding="utf-8")
+    for text in (unit, container):
+        assert re.search(r"slicewise\W+\s*\W*serve", text)
+        assert "--data" in text
+    assert "USER 10001" in container
+    assert "DynamicUser=yes" in unit
+
+
+def test_every_setting_is_documented() -> None:
+    operations = (DEPLOY.parent / "docs" / "operations.md").read_text(encoding="utf-8")
+    for key in KEYS.values():
+        assert f"`{key.name}`" in operations, f"docs/operations.md does not name {key.name}"
+
+
+def test_no_file_here_is_private() -> None:
+    for path in DEPLOY.rglob("*"):
+        assert os.access(path, os.R_OK)

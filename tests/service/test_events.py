@@ -1,0 +1,236 @@
+"""Events: followed live, resumed, for tenants only their own; and the audit log."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from tests.service.house import House
+
+from slicewise.control.ports import StoreError
+from slicewise.service import events, replica
+
+
+def follow(house: House, path: str, count: int, **options: Any) -> list[dict[str, Any]]:
+    """The next so many events of a stream."""
+
+    async def read() -> list[dict[str, Any]]:
+        async with house.stream(path, **options) as reader:
+            found = [await reader.event() for _ in range(count)]
+            assert reader.status == 200
+            return found
+
+    return house.run(read())
+
+
+def test_the_journal_from_the_beginning(busy: House) -> None:
+    busy.place()
+    found = follow(busy, "/v1/events?after=0", 5)
+    kinds = ["tenant-set", "token-issued", "model-entered", "node-added", "allocated"]
+    assert [event["event"] for event in found] == kinds
+    assert [event["id"] for event in found] == ["1", "2", "3", "4", "5"]
+    data = found[-1]["data"]
+    assert (data["seq"], data["kind"], data["tenant"]) == (5, "allocated", "default")
+    assert data["entry"]["allocation"]["parts"][0]["profile"] == "1g.10gb"
+    assert data["at"].endswith("Z")
+    assert found[1]["data"]["entry"]["digest"] == ""
+
+
+def test_news_comes_as_it_happens(busy: House) -> None:
+    async def read() -> list[str]:
+        async with busy.stream("/v1/events") as reader:
+            assert await reader.block() == "retry: 2000"
+            told = busy.service.plant.replica
+            before = told.seq
+            waiting = asyncio.create_task(reader.event())
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            from slicewise.control.commands import Cordon
+
+            await busy.service.plant.ask(Cordon("n1"), "tester")
+            event = await waiting
+            assert int(event["id"]) == before + 1
+            return [event["event"], event["data"]["subject"]]
+
+    assert busy.run(read()) == ["node-turned", "n1"]
+
+
+def test_a_stream_that_broke_off_goes_on(busy: House) -> None:
+    for _ in range(3):
+        busy.place()
+    first = follow(busy, "/v1/events?after=4", 1)
+    rest = follow(busy, "/v1/events?after=0", 2, headers={"last-event-id": first[0]["id"]})
+    assert [event["id"] for event in rest] == ["6", "7"]
+    for header in ("x", "-1", "1" * 18):
+        assert busy.get("/v1/events", headers={"last-event-id": header}).status_code == 400
+    assert busy.get("/v1/events?after=-1").status_code == 400
+
+
+def test_old_rows_come_from_the_store(busy: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    busy.service.plant.replica._recent = type(busy.service.plant.replica._recent)(maxlen=2)
+    monkeypatch.setattr(events, "_AT_A_TIME", 2)
+    for _ in range(5):
+        busy.place()
+    assert busy.service.plant.replica.since(0, 10) is None
+    found = follow(busy, "/v1/events?after=1", 8)
+    assert [int(event["id"]) for event in found] == list(range(2, 10))
+    assert replica.KEPT_ROWS > 1000
+
+
+def test_a_tenant_sees_what_concerns_it(busy: House) -> None:
+    mine, other = busy.tenant("acme"), busy.tenant("other")
+    busy.place(token=other)
+    identity = busy.place(token=mine)["id"]
+    busy.place()
+    busy.delete(f"/v1/allocations/{identity}")  # by the admin
+    for token in (mine, busy.token("read-only", tenant="acme")):
+        found = follow(busy, "/v1/events?after=0", 4, token=token)
+        assert {event["data"]["tenant"] for event in found} == {"acme"}
+        kinds = [event["event"] for event in found]
+        assert kinds == ["tenant-set", "token-issued", "allocated", "ended"]
+        assert found[0]["data"]["actor"] == "operator"
+        own = busy.get("/v1/whoami", token=mine).json()["id"]
+        assert found[2]["data"]["actor"] == own
+        assert found[3]["data"]["actor"] == "operator"
+
+
+def test_nothing_new_keeps_the_place(busy: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "HEARTBEAT_SECONDS", 0.001)
+    token = busy.tenant("acme")
+
+    async def read() -> tuple[str, str]:
+        async with busy.stream("/v1/events?after=5", token=token) as reader:
+            await reader.block()
+            event = await reader.event()  # the token
+            return event["id"], await reader.block()
+
+    last, block = busy.run(read())
+    seq = busy.service.plant.replica.seq
+    assert block == f": nothing new\nid: {seq}"
+    assert int(last) <= seq
+
+
+def test_a_slow_reader_misses_nothing(busy: House) -> None:
+    """It holds nothing up, costs no memory, and reads on where it was."""
+    busy.service.plant.replica._recent = type(busy.service.plant.replica._recent)(maxlen=3)
+
+    async def read() -> list[int]:
+        async with busy.stream("/v1/events?after=4") as reader:
+            await reader.block()
+            reader.paused = asyncio.Event()
+            for _ in range(10):
+                from slicewise.control.commands import Cordon, Uncordon
+
+                await busy.service.plant.ask(Cordon("n1"), "tester")
+                await busy.service.plant.ask(Uncordon("n1"), "tester")
+            reader.paused.set()
+            return [int((await reader.event())["id"]) for _ in range(20)]
+
+    assert busy.run(read()) == list(range(5, 25))
+
+
+def test_a_stream_ends_with_its_token(busy: House) -> None:
+    token = busy.token("read-only")
+    identity = busy.get("/v1/whoami", token=token).json()["id"]
+
+    async def read() -> bool:
+        async with busy.stream("/v1/events", token=token) as reader:
+            await reader.block()
+            from slicewise.control.commands import RevokeToken
+
+            await busy.service.plant.ask(RevokeToken(identity), "tester")
+            while not reader.ended:
+                await asyncio.sleep(0.001)
+            return reader.ended
+
+    assert busy.run(read())
+    assert busy.service.site.streams.open == 0
+
+
+def test_streams_end_when_the_service_does(busy: House) -> None:
+    async def read() -> bool:
+        async with busy.stream("/v1/events") as reader:
+            await reader.block()
+            busy.service.close_streams()
+            while not reader.ended:
+                await asyncio.sleep(0.001)
+            return reader.ended
+
+    assert busy.run(read())
+
+
+def test_a_stream_ends_when_the_store_fails(busy: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(after: int, limit: int) -> None:
+        raise StoreError("gone fishing")
+
+    busy.service.plant.replica._recent.clear()
+    monkeypatch.setattr(busy.store, "rows", fail)
+
+    async def read() -> bool:
+        async with busy.stream("/v1/events?after=0") as reader:
+            await reader.block()
+            while not reader.ended:
+                await asyncio.sleep(0.001)
+            return reader.ended
+
+    assert busy.run(read())
+    monkeypatch.undo()
+
+
+def test_not_too_many_streams(tmp_path: Any) -> None:
+    house = House(tmp_path, {"streams": 2, "streams_per_tenant": 1})
+    try:
+        token = house.tenant("acme")
+
+        async def open_three() -> tuple[int, int, int]:
+            async with house.stream("/v1/events", token=token) as first:
+                await first.block()
+                async with house.stream("/v1/events", token=token) as second:
+                    await second.block_or_end()
+                    async with house.stream("/v1/events") as third:
+                        await third.block()
+                        async with house.stream("/v1/events") as fourth:
+                            await fourth.block_or_end()
+                            return second.status, third.status, fourth.status
+
+        assert house.run(open_three()) == (429, 200, 503)
+        assert house.service.site.streams.open == 0
+    finally:
+        house.close()
+
+
+def test_who_may_follow(busy: House) -> None:
+    assert busy.get("/v1/events", token=None).status_code == 401
+    agent = busy.token("agent", node="n1")
+    assert busy.get("/v1/events", token=agent).status_code == 403
+
+
+def test_the_audit_log(busy: House) -> None:
+    token = busy.tenant("acme")
+    identity = busy.place(token=token)["id"]
+    busy.delete(f"/v1/allocations/{identity}", token=token)
+    busy.post("/v1/allocations", {"profile": "7g.80gb", "count": 9})
+
+    def kinds(query: str) -> list[str]:
+        answer = busy.get(f"/v1/audit?{query}")
+        assert answer.status_code == 200, answer.text
+        return [event["kind"] for event in answer.json()["events"]]
+
+    assert kinds("")[0] == "rejected"
+    assert kinds(f"subject={identity}") == ["ended", "allocated"]
+    assert kinds("tenant=acme") == ["ended", "allocated", "token-issued", "tenant-set"]
+    assert kinds("kind=ended&kind=rejected") == ["rejected", "ended"]
+    assert "digest" not in busy.get("/v1/audit").text.replace('"digest":""', "")
+    seen: list[int] = []
+    cursor = ""
+    while True:
+        page = busy.get(f"/v1/audit?limit=3{cursor}").json()
+        seen += [event["seq"] for event in page["events"]]
+        if page["next"] is None:
+            break
+        cursor = f"&cursor={page['next']}"
+    assert seen == sorted(seen, reverse=True)
+    assert len(seen) == busy.service.plant.replica.seq
+    for query in ("kind=ending", "limit=0", "cursor=eA"):
+        assert busy.get(f"/v1/audit?{query}").status_code == 400, query

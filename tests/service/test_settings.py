@@ -1,0 +1,154 @@
+"""Settings: from file, environment and flags, each checked and each error with its key."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from slicewise.core.errors import SlicewiseError
+from slicewise.service.settings import KEYS, Address, Settings, assignments, read_settings
+
+
+def file(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "slicewise.toml"
+    path.write_text(text)
+    return path
+
+
+def test_nothing_given_is_all_defaults() -> None:
+    settings = read_settings({}, {})
+    assert settings == Settings()
+    assert str(settings.listen) == "127.0.0.1:8080"
+    assert settings.address == "http://127.0.0.1:8080"
+    assert (settings.discipline.backfill, settings.discipline.overtakes) == (32, 100)
+
+
+def test_flags_go_before_the_environment_and_that_before_the_file(tmp_path: Path) -> None:
+    path = file(
+        tmp_path,
+        'policy = "mfi"\nlisten = "[::1]:1"\n[queue]\nbackfill = 1\novertakes = 1\n'
+        '[limits]\nrequests_per_second = 5\n[tls]\ncert = "c"\nkey = "k"\n',
+    )
+    environment = {"SLICEWISE_QUEUE_BACKFILL": "2", "SLICEWISE_QUEUE_OVERTAKES": "2", "HOME": "/"}
+    flags = {"queue.backfill": 3, "data": tmp_path, "database": None}
+    settings = read_settings(flags, environment, path)
+    assert (settings.backfill, settings.overtakes) == (3, 2)
+    assert (settings.policy, settings.data) == ("mfi", tmp_path)
+    assert settings.listen == Address("::1", 1)
+    assert settings.requests_per_second == 5.0
+    assert settings.address == "https://[::1]:1"
+
+
+def test_every_key_can_be_set_by_variable() -> None:
+    values = {
+        "data": "d", "listen": "localhost:1", "listen_without_tls": "yes", "advertise": "http://x",
+        "database": "postgresql://u:p@h/d", "tls.cert": "c", "tls.key": "k", "policy": "first-fit",
+        "geometry": "a.toml,b.toml", "queue.backfill": "1", "queue.overtakes": "1",
+        "limits.requests_per_second": "1.5", "limits.body_bytes": "2_048",
+        "limits.head_bytes": "2048", "limits.page": "10", "limits.streams": "1",
+        "limits.streams_per_tenant": "1", "limits.waiting": "5", "answers.hours": "1",
+        "lease.seconds": "3", "metrics.public": "true", "log.format": "json",
+        "log.level": "debug", "log.requests": "1",
+    }  # fmt: skip
+    assert set(values) == set(KEYS)
+    settings = read_settings({}, {KEYS[key].variable: value for key, value in values.items()})
+    assert settings.geometry == (Path("a.toml"), Path("b.toml"))
+    assert settings.listen_without_tls
+    assert settings.body_bytes == 2048
+    assert settings.advertise == settings.address == "http://x"
+    assert all(key.doc.endswith(".") for key in KEYS.values())
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "text", "problem"),
+    [
+        ({"listen": "8080"}, {}, "", "listen (flag): must be HOST:PORT"),
+        ({"listen": "h:99999"}, {}, "", "listen (flag): must be HOST:PORT"),
+        ({}, {"SLICEWISE_LISTEN": "x"}, "", "listen (SLICEWISE_LISTEN): must be HOST:PORT"),
+        ({}, {}, "listen = 7", "slicewise.toml): must be text in one line, not 7"),
+        ({}, {}, "[queue]\nbackfill = true", "must be a whole number from 0 to 10000, not True"),
+        ({}, {}, "[queue]\nbackfill = 1.5", "must be a whole number from 0 to 10000, not 1.5"),
+        ({}, {"SLICEWISE_LEASE_SECONDS": "soon"}, "", "must be a number from 0.5 to 3600"),
+        ({}, {"SLICEWISE_LEASE_SECONDS": "nan"}, "", "must be a number from 0.5 to 3600"),
+        ({}, {}, "[lease]\nseconds = true", "must be a number"),
+        ({}, {}, "[lease]\nseconds = []", "must be a number"),
+        ({}, {}, "geometry = 5", "must be a list of paths"),
+        ({}, {}, "[metrics]\npublic = 3", "metrics.public"),
+        ({}, {}, 'policy = "mfy"', "unknown policy 'mfy'; did you mean mfi"),
+        ({"log.format": "xml"}, {}, "", "must be text or json, not 'xml'"),
+        ({}, {}, "queues = 1", "unknown setting"),
+        ({}, {}, "[queue]\nbackfil = 1", "did you mean queue.backfill"),
+        ({}, {"SLICEWISE_QUEUE_BACKFIL": "1"}, "", "did you mean SLICEWISE_QUEUE_BACKFILL?"),
+        ({"nonsense": 1}, {}, "", "unknown setting (flag) 'nonsense'"),
+        ({"tls.cert": "c"}, {}, "", "tls.key is missing"),
+        ({"tls.key": "c"}, {}, "", "tls.cert is missing"),
+        ({"listen": "0.0.0.0:1"}, {}, "", "listen_without_tls"),
+        ({"listen": "example.org:1"}, {}, "", "listen_without_tls"),
+        ({}, {}, "not toml", "not TOML"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_key(
+    tmp_path: Path,
+    flags: dict[str, object],
+    environment: dict[str, str],
+    text: str,
+    problem: str,
+) -> None:
+    with pytest.raises(SlicewiseError) as error:
+        read_settings(flags, environment, file(tmp_path, text))
+    assert problem in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(SlicewiseError, match="cannot be read"):
+        read_settings({}, {}, tmp_path / "nowhere.toml")
+
+
+def test_others_may_have_variables_that_begin_the_same() -> None:
+    assert read_settings({}, {"SLICEWISE_SERVICE_HOST": "10.0.0.1"}) == Settings()
+
+
+def test_a_password_is_not_repeated() -> None:
+    with pytest.raises(SlicewiseError) as error:
+        read_settings({"database": "postgresql://u:secret@h/d\n"}, {})
+    assert "secret" not in str(error.value)
+    assert "secret" not in repr(read_settings({"database": "postgresql://u:secret@h/d"}, {}))
+
+
+def test_listening_beyond_loopback_must_be_said() -> None:
+    assert read_settings({"listen": "0.0.0.0:1", "listen_without_tls": True}, {}).listen.port == 1
+    assert read_settings({"listen": "0.0.0.0:1", "tls.cert": "c", "tls.key": "k"}, {}).tls_cert
+
+
+def test_assignments() -> None:
+    assert assignments(["queue.backfill=3"]) == {"queue.backfill": "3"}
+    with pytest.raises(SlicewiseError, match="KEY=VALUE"):
+        assignments(["queue.backfill"])
+    with pytest.raises(SlicewiseError, match="unknown setting"):
+        assignments(["x=1"])
+
+
+def test_every_key_is_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
+    table = page[page.index("## Settings") :]
+    defaults = Settings()
+    for key in KEYS.values():
+        assert f"`{key.name}`" in table, key.name
+        value = getattr(defaults, key.name.replace("tls.", "tls_").split(".")[-1], None)
+        if isinstance(value, bool):
+            assert f"`{str(value).lower()}`" in table
+        elif isinstance(value, int | float | str):
+            assert f"`{value:g}`" in table if not isinstance(value, str) else f"`{value}`" in table
+
+
+def test_every_metric_is_documented() -> None:
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "api.md").read_text(encoding="utf-8")
+    source = (root / "src" / "slicewise" / "service" / "metrics.py").read_text(encoding="utf-8")
+    names = set(re.findall(r'"(slicewise_\w+)"', source))
+    assert len(names) > 20
+    for name in names:
+        assert f"`{name}`" in page or f"`{name}_total`" in page, name
