@@ -34,6 +34,8 @@ from slicewise import (
 )
 from slicewise.figures.bars import bars_at_demand, fragmentation_bars, steady_bars
 from slicewise.figures.demand import demand_curves
+from slicewise.figures.planning import planning_curves
+from slicewise.figures.replay import replay_bars
 from slicewise.figures.scaling import scaling_curves
 from slicewise.figures.slicemap import Block, GpuDrawing, draw_gpus
 from slicewise.figures.style import house_style
@@ -41,8 +43,12 @@ from slicewise.paper.published import published
 from slicewise.policies.registry import policy
 from slicewise.sim.experiment import Published, Steady
 from slicewise.sim.mix import PUBLISHED, parse_mix
+from slicewise.sim.planning import Question, curve_rows, make_plans, plan_rows
+from slicewise.sim.replay import compare
 from slicewise.sim.results import Row, mean_fragmentation, published_rows, steady_rows
 from slicewise.sim.runner import Outcome, run_experiment
+from slicewise.sim.timeline import lay_out
+from slicewise.sim.trace import fit, read_trace
 from slicewise.sim.workload import draw_kinds, longest_lifetime, run_generator
 
 HERE = Path(__file__).resolve().parent
@@ -173,6 +179,29 @@ def scaling() -> Figure:
     return scaling_curves(decisions)
 
 
+def replay_example() -> Figure:
+    """The trace among the examples, on two GPUs, as `slicewise replay --plot` draws it."""
+    jobs = fit(read_trace(HERE.parent / "examples" / "trace.csv"), A100).jobs
+    timeline = lay_out(jobs, jobs[0].arrival)
+    rows = compare(timeline, A100, 2, [policy(name) for name in COMPARED], _no_tick)
+    load = timeline.offered_slices / (2 * A100.slices)
+    setting = {"gpus": 2, "model": A100.model, "offered_load": load, "scale": None, "compress": 1}
+    return replay_bars(rows, setting)
+
+
+def planning() -> Figure:
+    """What `slicewise plan --load 85 --plot` draws: the GPUs that 85 GPUs' worth of demand need."""
+    names = ("least-lost", "peer-parvagpu", "best-fit", "first-fit", "peer-nvidia-dra", "mfi")
+    question = Question(MIXES[:1], tuple(policy(name) for name in names), demand=85)
+    plans = make_plans(question, None, lambda clusters, units: contextlib.nullcontext(_no_tick))
+    setting = {
+        "title": "Demand of 85 A100-80GB, at most 0.1% of requests rejected",
+        "target_rejected_share": question.target,
+        "count": str(question.count),
+    }
+    return planning_curves(plan_rows(question, plans), curve_rows(plans), setting)
+
+
 def _no_tick(units: int) -> None:
     pass
 
@@ -197,7 +226,9 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "fragmentation": lambda: fragmentation_bars(
         _mean_fragmentation(), published=published().figures
     ),
+    "replay": replay_example,
     "scaling": scaling,
+    "planning": planning,
 }
 """How each picture is drawn, by its name."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -14,17 +15,25 @@ from hypothesis import strategies as st
 from slicewise.cli.main import exit_status
 
 SIMULATE = ["simulate", "--workers", "1", "--runs", "1", "--gpus", "2"]
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def outcome(arguments: list[str]) -> tuple[int, str, str]:
-    """What a command line comes to, in a folder of its own: it may write any file there."""
+def outcome(arguments: list[str], files: tuple[str, ...] = ()) -> tuple[int, str, str]:
+    """What a command line comes to, in a folder of its own: it may write any file there.
+
+    Examples named are copied into that folder; the standard input has nothing to say.
+    """
     out, err = io.StringIO(), io.StringIO()
     with (
         tempfile.TemporaryDirectory() as folder,
         contextlib.chdir(folder),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
+        pytest.MonkeyPatch.context() as patch,
     ):
+        patch.setattr("sys.stdin", io.StringIO(""))
+        for file in files:
+            shutil.copy(EXAMPLES / file, file)
         status = exit_status(arguments)
     return status, out.getvalue(), err.getvalue()
 
@@ -58,6 +67,13 @@ def outcome(arguments: list[str]) -> tuple[int, str, str]:
         ([*SIMULATE, "--plot", "/no/such/folder/x.png"], "cannot be written"),
         (["bench", "--gpus", "1"], "gpus must be 10 to"),
         (["bench", "--plot", "x.gif"], "must end in .png or .svg"),
+        (["replay"], "Missing argument 'TRACE'"),
+        (["replay", "no-such.csv"], "trace 'no-such.csv' cannot be read"),
+        (["replay", "/"], "trace '/' cannot be read"),
+        (["defrag"], "Missing argument 'CLUSTER'"),
+        (["defrag", "no-such.json"], "no-such.json: cannot be read"),
+        (["defrag", "-"], "standard input: not JSON"),
+        (["defrag", "x.json", "--budget", "-1"], "budget must be 0 to"),
         (["reproduce"], "Missing option '--out'"),
         (["reproduce", "--out", "/proc/nowhere"], "'/proc/nowhere' cannot be written"),
         (["reproduce", "--out", "x", "--runs", "-1"], "runs must be 1 to"),
@@ -96,9 +112,12 @@ def test_refusing_leaves_no_file_behind(tmp_path: Path) -> None:
     assert kept.read_text() == "precious"
 
 
+COMMANDS = ("geometry", "score", "policies", "simulate", "replay", "defrag")
 WORDS = st.sampled_from(
-    ["geometry", "score", "policies", "simulate", "--model", "--geometry", "--json", "--policy",
+    [*COMMANDS, "--model", "--geometry", "--json", "--policy",
      "--distribution", "--gpus", "--runs", "--seed", "--experiment", "--load", "--duration",
+     "--gpus-per-node", "--scale", "--compress", "--begin", "--strict", "--format", "--plan",
+     "--for", "--budget", "trace.csv", "cluster.json", "plain", "alibaba-2023", "7g.80gb",
      "--warmup", "--lifetime", "--no-oracle", "--csv", "--plot", "-h", "--help", "--version", "--",
      "-", "", "A100-80GB", "A30", "mfi", "first-fit,best-fit", "round-robin-strict", "uniform",
      "steady", "published", "capacity", "1g.10gb=1", "1g.6gb=0.5,4g.24gb=0.5", "a=b", "=",
@@ -108,16 +127,19 @@ WORDS = st.sampled_from(
 LINES = st.lists(st.one_of(WORDS, st.text(max_size=6)), max_size=9)
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(command=st.sampled_from(["", "geometry", "score", "policies", "simulate"]), rest=LINES)
+@settings(max_examples=350, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(command=st.sampled_from(["", *COMMANDS]), rest=LINES)
 def test_no_command_line_brings_a_traceback(command: str, rest: list[str]) -> None:
-    cheap = ["--workers", "1", "--runs", "1", "--gpus", "2"] if command == "simulate" else []
+    files = {"replay": "trace.csv", "defrag": "cluster.json"}
+    cheap = [files[command]] if command in files else []
+    if command == "simulate":
+        cheap = ["--workers", "1", "--runs", "1", "--gpus", "2"]
     if any(word.isdecimal() and int(word) > 3 for word in rest):
         cheap = ["--workers", "0"]  # refused before anything large is simulated
     arguments = [word for word in (command,) if word] + cheap + rest
     if "simulate" in rest:
         return  # without the cheap settings it would be a real simulation
-    status, _, err = outcome(arguments)
+    status, _, err = outcome(arguments, tuple(files.values()))
     assert status in (0, 2)
     if status:
         assert err.startswith("slicewise: error: ")

@@ -69,7 +69,13 @@ def test_everything_is_said_and_counted(
         assert row["utilization_percent"] <= row["peak_utilization_percent"] <= 100
     with table.open(newline="") as file:
         flat = list(csv.DictReader(file))
-    assert [row["policy"] for row in flat] == ["mfi", "first-fit", "round-robin-strict"]
+    named = ["mfi", "first-fit", "round-robin-strict", "oracle"]
+    assert [row["policy"] for row in flat] == [row["policy"] for row in found["results"]] == named
+    limit = found["results"][-1]["rejected_share"]
+    assert {row["oracle_rejected_share"] for row in found["results"]} == {limit}
+    assert {row["oracle_rejected_share"] for row in flat} == {str(limit)}
+    assert {row["oracle_missing"] for row in flat} == {""}
+    assert found["gpus_per_node"] == 8
     asked = found["results"][0]["by_profile"]["2 x 7g.80gb"]["arrivals"]
     assert int(flat[0]["by_profile.2 x 7g.80gb.arrivals"]) == asked > 0
     assert plot.read_text().startswith("<?xml")
@@ -80,6 +86,44 @@ def test_everything_is_said_and_counted(
     assert "shares x 0.4" in text
     assert "1 placed beforehand" in text
     assert "line 304: creation_time 'soon' is not a time" in text
+    (line,) = [line for line in text.splitlines() if line.startswith("oracle")]
+    assert line.split()[1] == f"{100 * limit:.2f}"
+    assert line.split()[-3:] == ["-", "-", "-"]
+    assert "a node" not in text
+
+
+def test_nodes_are_said_and_used(capsys: pytest.CaptureFixture[str], pods: Path) -> None:
+    options = (str(pods), "--gpus", "4", "--policy", "peer-das,mfi", "--gpus-per-node")
+    one, two = (document(capsys, *options, each) for each in ("4", "2"))
+    assert (one["gpus_per_node"], two["gpus_per_node"]) == (4, 2)
+    das, mfi, limit = zip(one["results"], two["results"], strict=True)
+    assert das[0] != das[1], "it chooses a node first"
+    assert mfi[0] == mfi[1]
+    assert limit[0] == limit[1]
+    assert exit_status(["replay", *options, "3"]) == 0
+    assert "on 4 A100-80GB, 3 a node, shares x 1" in capsys.readouterr().out
+
+
+def test_without_the_limit(capsys: pytest.CaptureFixture[str], tmp_path: Path, pods: Path) -> None:
+    found = document(capsys, str(pods), "--policy", "mfi", "--no-oracle")
+    (row,) = found["results"]
+    assert row["oracle_rejected_share"] is None
+    assert row["oracle_missing"] == "it was not asked for"
+    file, table, plot = tmp_path / "t.csv", tmp_path / "rows.csv", tmp_path / "plot.png"
+    file.write_text("arrival,lifetime,profile\n1,9,1g.10gb\n2,9,1g.10gb+me\n")
+    options = (str(file), "--policy", "mfi", "--csv", str(table), "--plot", str(plot))
+    assert exit_status(["replay", *options]) == 0
+    text = capsys.readouterr().out
+    assert "oracle: no exact rule says what A100-80GB could hold: media-extension may" in text
+    assert [line.split()[1:] for line in text.splitlines() if line.startswith("oracle ")] == [
+        ["-"] * 7
+    ]
+    with table.open(newline="") as stored:
+        mfi, limit = csv.DictReader(stored)
+    assert (mfi["rejected"], limit["rejected"]) == ("0", "")
+    assert limit["by_profile.1g.10gb+me.arrivals"] == "1"
+    assert "media-extension" in mfi["oracle_missing"]
+    assert plot.read_bytes().startswith(b"\x89PNG")
 
 
 def test_another_beginning_and_another_model(
@@ -115,6 +159,7 @@ def test_many_malformed_rows_do_not_fill_the_screen(
     [
         (["--policy", "fifo"], "unknown policy 'fifo'"),
         (["--gpus", "0"], "gpus must be 1 to"),
+        (["--gpus-per-node", "0"], "gpus per node must be 1 to 1000000, not 0"),
         (["--scale", "0"], "--scale must be 0.001 to 1000, not 0"),
         (["--scale", "nan"], "--scale must be"),
         (["--compress", "-1"], "--compress must be"),

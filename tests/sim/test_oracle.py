@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 from functools import cache
 from itertools import product
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from slicewise import Catalog, Geometry, Profile
+from slicewise import Catalog, Geometry, Need, Profile, Reason, Request
 from slicewise.core.geometry import Budget
 from slicewise.sim import oracle
 from slicewise.sim.experiment import TRACE
 from slicewise.sim.mix import Mix, parse_mix
-from slicewise.sim.repacking import Repacking, Rule, repacking
+from slicewise.sim.oracle_host import Limit, OracleHost, limit_of
+from slicewise.sim.repacking import Repacking, Rule, repacking, smallest
+from slicewise.sim.trace import Job
 from slicewise.sim.workload import run_generator
 
 Counts = tuple[int, ...]
@@ -71,14 +76,20 @@ def holdable(geometry: Geometry, profiles: tuple[Profile, ...], gpus: int) -> fr
     return frozenset(found)
 
 
+counting = cache(oracle.counting)
+
+
 def fits(chosen: Repacking, counts: Sequence[int], gpus: int) -> bool:
     """The rule's answer for counts by kind."""
-    rule = oracle.counting(chosen, gpus)
+    rule = counting(chosen, gpus)
     running = np.zeros(len(chosen.sizes), np.int64)
     np.add.at(running, rule.columns, counts)
     if chosen.rule is Rule.HALVES:
-        return oracle.fits_halves(running, gpus)
-    return oracle.fits_aligned(running, rule.sizes, rule.room, gpus)
+        compiled = oracle.fits_halves(running, gpus)
+    else:
+        compiled = oracle.fits_aligned(running, rule.sizes, rule.room, gpus)
+    assert compiled == chosen.fits(running.tolist(), gpus)
+    return bool(compiled)
 
 
 @pytest.mark.parametrize(
@@ -168,3 +179,98 @@ def test_the_loop_accepts_what_could_be_rearranged(name: str) -> None:
     assert [(a, o) for a, o in trace[:, [0, 2]].tolist()] == expected
     assert 0.1 < trace[:, 0].mean() < 0.9, "a stream of one answer would show little"
     assert not trace[:, [1, 3, 4]].any()
+
+
+def test_a_need_is_thought_of_with_the_profile_inside_all_others(geometry: Geometry) -> None:
+    """On every model, for every need that can be told apart: the one of least waste, if any."""
+    for compute in range(geometry.compute + 1):
+        for memory in {profile.memory_gb for profile in geometry.plain_profiles}:
+            offered = [p for _, p in Request(Need(compute, memory)).candidates(geometry)]
+            found = smallest(offered)
+            if found is None:
+                assert not offered or geometry.model == "Thor-iGPU"
+                continue
+            assert found.size == min(profile.size for profile in offered)
+            for other in offered:
+                for start in other.starts:
+                    windows = [found.window(inner) for inner in found.starts]
+                    assert any(window & ~other.window(start) == 0 for window in windows)
+    if len(geometry.plain_profiles) == 6:
+        assert smallest(geometry.plain_profiles) == min(
+            geometry.plain_profiles, key=lambda p: (p.size, p.compute)
+        )
+
+
+def job(number: int, want: str | Need, count: int = 1) -> Job:
+    request = Request(want)
+    return Job(number, Fraction(number), None, request, count, count, str(request), "")
+
+
+def possible(geometry: Geometry, living: Sequence[Job]) -> set[Counts]:
+    """Every multiset of profiles that these jobs could be given."""
+    profiles = geometry.plain_profiles
+    found = {(0,) * len(profiles)}
+    for each in living:
+        kinds = [profiles.index(profile) for _, profile in each.request.candidates(geometry)]
+        for _ in range(each.count):
+            found = {
+                tuple(n + (k == kind) for k, n in enumerate(counts))
+                for counts in found
+                for kind in kinds
+            }
+    return found
+
+
+NEEDS = st.builds(Need, st.integers(0, 4), st.sampled_from([0.0, 1.5, 5.0, 15.0, 25.0, 41.0]))
+
+
+@pytest.mark.parametrize("name", ["A100-80GB", "A30", "RTX-PRO-6000", "seven"])
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_the_host_accepts_what_could_be_rearranged(name: str, data: st.DataObject) -> None:
+    """All or none of a job, whatever profiles its needs are given, however all is moved."""
+    geometry = model(name)
+    gpus = data.draw(st.integers(1, 2))
+    truth = holdable(geometry, geometry.plain_profiles, gpus)
+    named = st.sampled_from([profile.name for profile in geometry.plain_profiles])
+    wants = data.draw(
+        st.lists(st.tuples(named | NEEDS, st.sampled_from([1, 1, 1, 2, 3])), min_size=1, max_size=9)
+    )
+    jobs = [job(number, *want) for number, want in enumerate(wants)]
+    limit = limit_of(jobs, geometry)
+    assert isinstance(limit, Limit)
+    host = OracleHost(geometry, gpus, limit)
+    living: list[Job] = []
+    for number, each in enumerate(jobs):
+        served = bool(each.request.candidates(geometry))
+        fitting = possible(geometry, [*living, each]) & truth if served else set()
+        reason = host.enter(number, each)
+        assert (reason is None) == bool(fitting)
+        if reason is None:
+            living.append(each)
+        else:
+            assert reason is (Reason.CAPACITY if served else Reason.UNKNOWN_PROFILE)
+        leaves: bool = data.draw(st.booleans())
+        if living and leaves:
+            gone = data.draw(st.sampled_from(living))
+            living.remove(gone)
+            host.leave(gone.line)
+        sizes = [profile.size for profile in geometry.plain_profiles]
+        volumes = [sum(n * size for n, size in zip(counts, sizes, strict=True))
+                   for counts in possible(geometry, living)]  # fmt: skip
+        assert host.totals.occupied_slices == min(volumes)
+    for each in living:
+        host.leave(each.line)
+    assert host.totals.occupied_slices == 0
+
+
+def test_where_counts_do_not_decide_there_is_no_host(a100: Geometry) -> None:
+    variant = limit_of([job(0, "1g.10gb"), job(1, "1g.10gb+me")], a100)
+    assert isinstance(variant, str)
+    assert "media-extension may run out before the slices do" in variant
+    sides = Geometry("sides", 4, 4, (Profile("low", 2, 2, 2, (0,)), Profile("high", 2, 2, 2, (2,))))
+    either = limit_of([job(0, Need(1, 1))], sides)
+    assert either == (
+        "no exact rule says what sides could hold: 1 compute slices and 1 GB may be low or high, "
+        "and none of them fits wherever the others do"
+    )

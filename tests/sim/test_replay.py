@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -10,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slicewise import Cluster, Geometry, Instance, Reason, Request, Scheduler, SlicewiseError
+from slicewise.policies.mfi import Mfi
 from slicewise.policies.registry import policy, policy_names
 from slicewise.sim.replay import EngineHost, compare, figures, replay
 from slicewise.sim.timeline import QUIET, Timeline, busy_begin, lay_out
 from slicewise.sim.trace import Job
 
+NOTHING = {str(reason): 0 for reason in Reason}
 SIZES = {"1g.10gb": 1, "2g.20gb": 2, "3g.40gb": 4, "4g.40gb": 4, "7g.80gb": 8}
 
 
@@ -148,27 +151,24 @@ def test_figures_by_hand(a100: Geometry) -> None:
         "peak_active_gpus_percent": 100,
         "fragmentation": 0,  # a half that is free spoils no window
         "preplaced_rejected": 0,
-        "rejected_by_reason": {"capacity": 2, "fragmented": 0, "unknown profile": 0},
+        "rejected_by_reason": {**NOTHING, "capacity": 2},
         "by_tenant": {
             "tenant-0": {"arrivals": 3, "rejected": 1},
             "tenant-1": {"arrivals": 3, "rejected": 1},
         },
     }
     assert isinstance(by_profile, dict)
-    assert by_profile["7g.80gb"] == {
-        "arrivals": 3,
-        "capacity": 1,
-        "fragmented": 0,
-        "unknown profile": 0,
-    }
+    assert by_profile["7g.80gb"] == {**NOTHING, "arrivals": 3, "capacity": 1}
     assert by_profile["2 x 1g.10gb"]["capacity"] == 1
 
 
 def test_those_placed_beforehand_are_not_arrivals(a100: Geometry) -> None:
     jobs = [job(2, 0, None, "7g.80gb"), job(3, 0, None, "7g.80gb"), job(4, 9, 1, "1g.10gb")]
-    (row,) = compare(lay_out(jobs, Fraction(9)), a100, 1, [policy("mfi")], ignore)
-    assert (row["arrivals"], row["rejected"], row["preplaced_rejected"]) == (1, 1, 1)
-    assert row["utilization_percent"] is None, "no time passed"
+    rows = compare(lay_out(jobs, Fraction(9)), a100, 1, [policy("mfi")], ignore)
+    assert [row["policy"] for row in rows] == ["mfi", "oracle"]
+    for row in rows:
+        assert (row["arrivals"], row["rejected"], row["preplaced_rejected"]) == (1, 1, 1)
+        assert row["utilization_percent"] is None, "no time passed"
 
 
 STREAM = st.lists(
@@ -252,3 +252,155 @@ def test_any_other_host_is_measured_the_same_way(a100: Geometry) -> None:
     jobs = [job(line, line, 5, "1g.10gb") for line in range(2, 12)]
     host = Doorman(a100, 2, policy("mfi"))
     assert figures(replay(lay_out(jobs, Fraction(2)), host), host.totals)["rejected_share"] == 0.5
+
+
+def test_the_limit_has_a_row_and_every_row_has_the_limit(a100: Geometry) -> None:
+    """Two half-empty GPUs: whoever may move an instance makes room for the whole one."""
+    jobs = [
+        job(2, 0, None, "4g.40gb"),
+        job(3, 0, 10, "4g.40gb"),
+        job(4, 5, None, "3g.40gb"),
+        job(5, 5, None, "3g.40gb"),
+        job(6, 10, None, "1g.10gb", 2),
+        job(7, 20, 5, "2g.20gb"),
+    ]
+    ticks: list[int] = []
+    timeline = lay_out(jobs, Fraction(0))
+    mfi, limit = compare(timeline, a100, 2, [policy("mfi")], ticks.append)
+    assert ticks == [1, 1]
+    assert (mfi["policy"], limit["policy"]) == ("mfi", "oracle")
+    assert list(mfi) == list(limit)
+    for row in (mfi, limit):
+        assert row["oracle_rejected_share"] == limit["rejected_share"]
+        assert row["oracle_missing"] is None
+    assert limit["utilization_percent"] == pytest.approx(100 * (5 * 8 + 5 * 16 + 10 * 14) / 20 / 16)
+    for figure in ("active_gpus_percent", "peak_active_gpus_percent", "fragmentation"):
+        assert limit[figure] is None
+        assert mfi[figure] is not None
+    (alone,) = compare(timeline, a100, 2, [policy("mfi")], ticks.append, oracle=False)
+    assert ticks == [1, 1, 1]
+    about_it = {"oracle_rejected_share": None, "oracle_missing": "it was not asked for"}
+    assert alone == {**mfi, **about_it}
+
+
+def test_where_there_is_no_limit_there_is_a_reason(a100: Geometry) -> None:
+    media = Job(3, Fraction(1), None, Request("1g.10gb+me"), 1, 1, "1g.10gb+me", "arrivals")
+    timeline = lay_out([job(2, 0, None, "1g.10gb"), media], Fraction(0))
+    mfi, limit = compare(timeline, a100, 1, [policy("mfi")], ignore)
+    assert limit["policy"] == "oracle"
+    assert mfi["rejected"] == 0
+    for row in (mfi, limit):
+        assert row["oracle_rejected_share"] is None
+        assert "media-extension may run out" in str(row["oracle_missing"])
+    assert limit["arrivals"] == 2
+    assert limit["rejected"] is limit["rejected_share"] is None
+    unknown = dict.fromkeys(NOTHING)
+    assert limit["rejected_by_reason"] == unknown
+    both: dict[str, Any] = {
+        label: {"arrivals": 1, **unknown} for label in ("1g.10gb", "1g.10gb+me")
+    }
+    assert limit["by_profile"] == both
+    assert limit["by_tenant"] == {
+        "arrivals": {"arrivals": 1, "rejected": None},
+        "tenant-0": {"arrivals": 1, "rejected": None},
+    }
+
+
+def test_a_replay_needs_policies_that_are_not_called_as_the_limit_is(a100: Geometry) -> None:
+    class Impostor(Mfi):
+        name = "oracle"
+
+    timeline = lay_out([job(2, 0, 1, "1g.10gb")], Fraction(0))
+    with pytest.raises(SlicewiseError, match="at least one policy"):
+        compare(timeline, a100, 1, [], ignore)
+    with pytest.raises(SlicewiseError, match="'oracle' is the name of the limit"):
+        compare(timeline, a100, 1, [Impostor()], ignore)
+    (row,) = compare(timeline, a100, 1, [Impostor()], ignore, oracle=False)
+    assert row["fragmentation"] is row["oracle_rejected_share"] is None
+
+
+@settings(max_examples=100, deadline=None)
+@given(stream=STREAM, name=st.sampled_from(policy_names()), gpus=st.integers(1, 6))
+def test_who_rejects_nothing_needs_no_fewer_gpus_than_the_limit(
+    a100: Geometry, stream: list[tuple[int, int | None, str, int]], name: str, gpus: int
+) -> None:
+    """And each alone on a GPU, whoever takes any GPU with room rejects nothing."""
+    jobs = [job(line, *each) for line, each in enumerate(stream, 2)]
+    ordered = sorted(jobs, key=lambda each: (each.arrival, each.line))
+    timeline = lay_out(ordered, ordered[0].arrival)
+    row, limit = compare(timeline, a100, gpus, [policy(name)], ignore)
+    if row["rejected"] == 0:
+        assert limit["rejected"] == 0
+    each_alone = compare(timeline, a100, timeline.peak_instances, [policy(name)], ignore)
+    assert each_alone[1]["rejected"] == 0
+    if not name.endswith("-strict"):
+        assert each_alone[0]["rejected"] == 0
+
+
+def test_instances_at_the_peak() -> None:
+    jobs = [
+        job(2, 0, None, "1g.10gb", 3),
+        job(3, 4, 2, "7g.80gb", 2),
+        job(4, 6, 1, "1g.10gb"),
+        job(5, 9, 1, "1g.10gb"),
+    ]
+    assert lay_out(jobs, Fraction(0)).peak_instances == 5, "who leaves is gone before who comes"
+
+
+def test_nodes_matter_to_those_who_choose_one_first(a100: Geometry) -> None:
+    host = EngineHost(a100, 19, policy("peer-das"))
+    assert [len(node.gpus) for node in host.totals.nodes] == [8, 8, 3]
+    assert [len(n.gpus) for n in EngineHost(a100, 4, policy("mfi"), 3).totals.nodes] == [3, 1]
+    kinds = sorted(SIZES)
+    jobs = [
+        job(n, n, 30 + n % 17, kinds[n * 7 % 11 % len(kinds)], 1 + n % 2) for n in range(2, 300)
+    ]
+    timeline = lay_out(jobs, Fraction(2))
+
+    def rejected(name: str, each: int) -> object:
+        rows = compare(timeline, a100, 12, [policy(name)], ignore, each)
+        assert rows[0]["oracle_rejected_share"] == rows[1]["rejected_share"]
+        return rows[0]["rejected_by_reason"]
+
+    for name in ("peer-das", "peer-hami"):
+        assert rejected(name, 4) != rejected(name, 12)
+    assert rejected("mfi", 4) == rejected("mfi", 12)
+
+
+class Reaching(EngineHost):
+    """Knows the highest GPU it ever used."""
+
+    reach = 0
+
+    def enter(self, number: int, each: Job) -> Reason | None:
+        reason = super().enter(number, each)
+        used = [gpu + 1 for gpu in range(self.totals.gpus) if self.totals.state(gpu).mask]
+        self.reach = max([self.reach, *used])
+        return reason
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    stream=STREAM,
+    name=st.sampled_from([n for n in policy_names() if not n.startswith("round-robin")]),
+)
+def test_nodes_that_were_never_used_are_not_missed(
+    a100: Geometry, stream: list[tuple[int, int | None, str, int]], name: str
+) -> None:
+    """Without them and with more of them all is the same, if nothing was rejected."""
+    jobs = [job(line, *each) for line, each in enumerate(stream, 2)]
+    ordered = sorted(jobs, key=lambda each: (each.arrival, each.line))
+    timeline = lay_out(ordered, ordered[0].arrival)
+    host = Reaching(a100, timeline.peak_instances + 1 & ~1, policy(name), 2)
+    tally = replay(timeline, host)
+    if tally.rejected:
+        return
+    least = host.reach + 1 & ~1
+    most = host.totals.gpus + 4 if least < host.totals.gpus else least
+    for gpus in range(least, most + 1, 2):
+        other = Reaching(a100, gpus, policy(name), 2)
+        again = replay(timeline, other)
+        again.fragmentation *= gpus / host.totals.gpus  # a mean over all GPUs
+        assert again.fragmentation == pytest.approx(tally.fragmentation)
+        assert replace(again, fragmentation=tally.fragmentation) == tally
+        assert other.reach == host.reach

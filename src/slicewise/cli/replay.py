@@ -27,7 +27,8 @@ from slicewise.cli.output import Row, as_csv, as_json, prepare_files, write_text
 from slicewise.cli.progress import progress
 from slicewise.cli.simulate import DEFAULT_POLICIES
 from slicewise.core.errors import SlicewiseError
-from slicewise.sim.replay import MAX_GPUS, compare
+from slicewise.sim.experiment import ORACLE
+from slicewise.sim.replay import GPUS_PER_NODE, MAX_GPUS, compare
 from slicewise.sim.timeline import Timeline, busy_begin, lay_out
 from slicewise.sim.trace import Fitted, Trace, TraceFormat, fit, read_trace
 
@@ -51,6 +52,9 @@ def replay(
     model: ModelName = None,
     geometry: GeometryFiles = None,
     gpus: Gpus = 100,
+    gpus_per_node: Annotated[
+        int, typer.Option(metavar="N", help="GPUs on a node, for policies that choose a node.")
+    ] = GPUS_PER_NODE,
     scale: Annotated[
         float | None,
         typer.Option(
@@ -74,6 +78,12 @@ def replay(
     strict: Annotated[
         bool, typer.Option("--strict", help="Refuse a file with a malformed row.")
     ] = False,
+    oracle: Annotated[
+        bool,
+        typer.Option(
+            help="Also run the limit, an oracle that rearranges all instances at no cost."
+        ),
+    ] = True,
     json: AsJson = False,
     csv: CsvFile = None,
     plot: PlotFile = None,
@@ -81,8 +91,9 @@ def replay(
     """Compare policies on the requests of a recorded trace."""
     chosen = chosen_geometry(model, geometry)
     policies = chosen_policies(policy or DEFAULT_POLICIES)
-    if not 1 <= gpus <= MAX_GPUS:
-        raise SlicewiseError(f"gpus must be 1 to {MAX_GPUS}, not {gpus}")
+    for what, number in (("gpus", gpus), ("gpus per node", gpus_per_node)):
+        if not 1 <= number <= MAX_GPUS:
+            raise SlicewiseError(f"{what} must be 1 to {MAX_GPUS}, not {number}")
     factor = _exact("--scale", 1 if scale is None else scale, 0.001, 1000)
     squeeze = _exact("--compress", compress, 0.001, 1_000_000)
     start = None if begin is None else _exact("--begin", begin, 0, 1e15)
@@ -98,14 +109,15 @@ def replay(
         dense = recorded.format is TraceFormat.ALIBABA
         start = busy_begin(fitted.jobs) if dense else fitted.jobs[0].arrival
     timeline = lay_out(fitted.jobs, start, squeeze)
-    with progress(len(policies), "policies") as tick:
-        results = compare(timeline, chosen, gpus, policies, tick)
+    with progress(len(policies) + oracle, "replays") as tick:
+        results = compare(timeline, chosen, gpus, policies, tick, gpus_per_node, oracle)
 
     setting: Row = {
         "trace": recorded.source,
         "format": str(recorded.format),
         "model": chosen.model,
         "gpus": gpus,
+        "gpus_per_node": gpus_per_node,
         "scale": float(factor) if recorded.format is TraceFormat.ALIBABA else None,
         "compress": float(squeeze),
         "offered_load": timeline.offered_slices / (gpus * chosen.slices),
@@ -212,12 +224,11 @@ def _print(
         table.add_column(heading, justify="right", no_wrap=True)
     for row in results:
         cells = [_cell(row[name], factor, digits) for name, factor, digits in _COLUMNS.values()]
-        reasons, rejected = row["rejected_by_reason"], row["rejected"]
-        assert isinstance(reasons, dict)
-        assert isinstance(rejected, int)
-        table.add_row(Text(str(row["policy"])), *cells, f"{reasons['fragmented']}/{rejected}")
+        table.add_row(Text(str(row["policy"])), *cells, _fragmented(row))
     console.print(table)
     console.print("fragmented: of the rejections, how many although enough slices were free")
+    if results[-1]["rejected"] is None:
+        console.print(f"{ORACLE}: {results[-1]['oracle_missing']}", soft_wrap=True)
     for row in results:
         if row["preplaced_rejected"]:
             console.print(
@@ -231,7 +242,11 @@ def _print(
 
 def _summary(setting: Row, timeline: Timeline) -> Iterator[str]:
     """What was replayed, with everything that changes the figures."""
-    on = f"on {setting['gpus']} {setting['model']}"
+    gpus, each = setting["gpus"], setting["gpus_per_node"]
+    assert isinstance(gpus, int)
+    assert isinstance(each, int)
+    nodes = f", {each} a node" if gpus > each else ""
+    on = f"on {gpus} {setting['model']}{nodes}"
     scaled = "" if setting["scale"] is None else f", shares x {setting['scale']:g}"
     yield f"{setting['trace']} ({setting['format']}) {on}{scaled}"
     compress, hours = float(timeline.compress), timeline.seconds / 3600
@@ -241,6 +256,14 @@ def _summary(setting: Row, timeline: Timeline) -> Iterator[str]:
         f"{len(timeline.arrivals)} requests in {hours:.4g} hours{before}{faster}; "
         f"offered load {setting['offered_load']:.2f}"
     )
+
+
+def _fragmented(row: Row) -> str:
+    """How many of the rejections; an oracle knows no such difference."""
+    reasons = row["rejected_by_reason"]
+    assert isinstance(reasons, dict)
+    nowhere = row["peak_active_gpus_percent"] is None
+    return "-" if nowhere else f"{reasons['fragmented']}/{row['rejected']}"
 
 
 def _cell(value: object, factor: float, digits: int) -> str:

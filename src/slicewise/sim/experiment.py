@@ -118,10 +118,7 @@ class Experiment(ABC):
         """An empty cluster under a policy, as the function that takes it through slots."""
         if self.runs_on_engine(self.policies[policy]):
             chosen = self.mixes[mix]
-            cluster = Cluster()
-            for first in range(0, self.gpus, self.gpus_per_node):
-                count = min(self.gpus_per_node, self.gpus - first)
-                cluster.add_node(f"node-{first // self.gpus_per_node}", chosen.geometry, count)
+            cluster = Cluster.of(chosen.geometry, self.gpus, self.gpus_per_node)
             return EngineRun(Scheduler(cluster, self.policies[policy]), chosen).advance
         from slicewise.sim import kernel, loops
 

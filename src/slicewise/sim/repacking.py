@@ -2,11 +2,13 @@
 
 If everyone may be moved at no cost, all that matters is how many instances of each kind there
 are. For two families of models that question has an exact answer from the counts alone. Which
-family a model belongs to is read off its profiles' windows; `oracle` holds the two rules.
+family a model belongs to is read off its profiles' windows. The two rules are plain functions of
+counts; `oracle` compiles them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
@@ -48,10 +50,61 @@ class Repacking:
     room: tuple[int, ...]
     """By column: slices of an empty GPU that windows of this size can cover."""
 
+    def fits(self, running: Sequence[int], gpus: int) -> bool:
+        """Whether so many GPUs can hold these counts, given by column."""
+        if self.rule is Rule.HALVES:
+            return fits_halves(running, gpus)
+        return fits_aligned(running, self.sizes, self.room, gpus)
+
+
+def fits_halves(running: Sequence[int], gpus: int) -> bool:
+    """Whether GPUs of two unequal halves hold these counts, in the order of `HALVES_SHAPES`.
+
+    A lower half is four slices: two pairs that hold anything of their size. An upper half is
+    such a pair and a last one, slices 6 and 7, that holds a double 1g or one 1g. Nothing but a
+    whole GPU crosses halves and nothing but a half crosses pairs, so each kind is given what is
+    of least use to those after it, largest first.
+    """
+    whole, lower_only, half, full_only, pair, single = running
+    gpus -= whole
+    if gpus < 0:
+        return False
+    # A half goes to an upper half while there is one: a lower half would be worth more later.
+    upper = gpus - min(half, gpus)
+    lower = gpus - lower_only - (half - min(half, gpus))
+    if lower < 0:
+        return False
+    # In the same way a pair goes to a last pair first, where only one single could be.
+    last = upper - min(pair, upper)
+    full = 2 * lower + upper - full_only - (pair - min(pair, upper))
+    if full < 0:
+        return False
+    return bool(single <= 2 * full + last)
+
+
+def fits_aligned(
+    running: Sequence[int], sizes: Sequence[int], room: Sequence[int], gpus: int
+) -> bool:
+    """Whether aligned windows of nested sizes fit, columns from the largest size down.
+
+    Larger windows are made of whole smaller ones, so wherever they are they leave the same
+    number of those: only the volume counts, against what windows of a size can cover.
+    """
+    volume = 0
+    for column in range(len(sizes)):
+        volume += running[column] * sizes[column]
+        if volume > room[column] * gpus:
+            return False
+    return True
+
 
 def repacking(mix: Mix) -> Repacking | str:
     """The rule for a mix; where none is exact, the reason in one sentence."""
-    geometry, profiles = mix.geometry, mix.profiles
+    return repacking_of(mix.geometry, mix.profiles)
+
+
+def repacking_of(geometry: Geometry, profiles: tuple[Profile, ...]) -> Repacking | str:
+    """The rule for some profiles of a model; where none is exact, the reason in one sentence."""
     shapes = [(profile.size, profile.starts) for profile in profiles]
     why = _shared(geometry, profiles)
     if why is None and geometry.slices == HALVES_SLICES and set(shapes) <= set(HALVES_SHAPES):
@@ -63,6 +116,24 @@ def repacking(mix: Mix) -> Repacking | str:
     sizes = sorted((profile.size for profile in profiles), reverse=True)
     columns = tuple(sizes.index(profile.size) for profile in profiles)
     return _counted(geometry, Rule.ALIGNED, columns, sizes)
+
+
+def smallest(profiles: Sequence[Profile]) -> Profile | None:
+    """The profile that fits wherever another of these does, if there is one.
+
+    Each window of the others holds one of its windows. Whoever could be given any of these
+    profiles needs only be thought of with this one: put in place of another it takes no slice
+    that was not taken before.
+    """
+    return next((p for p in profiles if all(_holds(other, p) for other in profiles)), None)
+
+
+def _holds(large: Profile, small: Profile) -> bool:
+    """Whether every window of a profile has a window of another one in it."""
+    return all(
+        any(small.window(inner) & ~large.window(outer) == 0 for inner in small.starts)
+        for outer in large.starts
+    )
 
 
 def _counted(

@@ -1,9 +1,9 @@
 """A trace replayed on a cluster: who finds a place, and how the cluster looks meanwhile.
 
 `replay` walks through the events of a timeline and measures; where jobs go is up to a `Host`.
-`EngineHost` is the scheduler under one of its policies. Anything else that can take jobs in and
-let them go, a bound that may move instances freely for instance, is measured by the same walk
-on the same events when it is written as another `Host`.
+`EngineHost` is the scheduler under one of its policies, `OracleHost` the limit of all of them.
+Anything else that can take jobs in and let them go is measured by the same walk on the same
+events when it is written as another `Host`.
 """
 
 from __future__ import annotations
@@ -14,15 +14,20 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from slicewise.core.cluster import Cluster, Instance
+from slicewise.core.errors import SlicewiseError
 from slicewise.core.geometry import Geometry
 from slicewise.core.request import Reason, Rejection
 from slicewise.engine.scheduler import Scheduler
 from slicewise.policies.base import Policy
-from slicewise.sim.experiment import Tick
+from slicewise.sim.experiment import ORACLE, Tick
+from slicewise.sim.oracle_host import Limit, OracleHost, limit_of
 from slicewise.sim.timeline import Timeline
 from slicewise.sim.trace import Job
 
 Row = dict[str, object]
+
+GPUS_PER_NODE = 8
+"""What a node has unless said otherwise; it matters to policies that choose a node first."""
 
 MAX_GPUS = 1_000_000
 """A replay goes through the engine, whose index of larger clusters takes gigabytes."""
@@ -44,11 +49,11 @@ class Totals(Protocol):
         """Memory slices taken by instances."""
 
     @property
-    def active_gpus(self) -> int:
-        """GPUs with at least one instance."""
+    def active_gpus(self) -> int | None:
+        """GPUs with at least one instance; None where instances have no GPU of their own."""
 
-    def fragmentation(self) -> float:
-        """Mean F over all GPUs."""
+    def fragmentation(self) -> float | None:
+        """Mean F over all GPUs; None there too."""
 
 
 class Host(Protocol):
@@ -68,24 +73,19 @@ class Host(Protocol):
 class EngineHost:
     """A cluster under a policy of the scheduler; nothing is moved."""
 
-    def __init__(self, geometry: Geometry, gpus: int, policy: Policy) -> None:
-        self.totals = Cluster.of(geometry, gpus)
+    def __init__(
+        self, geometry: Geometry, gpus: int, policy: Policy, gpus_per_node: int = GPUS_PER_NODE
+    ) -> None:
+        self.totals = Cluster.of(geometry, gpus, gpus_per_node)
         self._scheduler = Scheduler(self.totals, policy)
-        self._held: dict[int, list[Instance]] = {}
+        self._held: dict[int, tuple[Instance, ...]] = {}
 
     def enter(self, number: int, job: Job) -> Reason | None:
-        """Place the instances one after the other, and take all back when one finds no place."""
-        placed: list[Instance] = []
-        for _ in range(job.count):
-            outcome = self._scheduler.submit(job.request)
-            if isinstance(outcome, Rejection):
-                # Undone, not released, so that a rejected job leaves no trace in the cluster. A
-                # policy that goes round has gone on all the same, as after any rejection.
-                for instance in reversed(placed):
-                    self.totals.undo_place(instance)
-                return outcome.reason
-            placed.append(outcome)
-        self._held[number] = placed
+        """Place all of its instances, or none."""
+        outcome = self._scheduler.submit_all(job.request, job.count)
+        if isinstance(outcome, Rejection):
+            return outcome.reason
+        self._held[number] = outcome
         return None
 
     def leave(self, number: int) -> None:
@@ -126,8 +126,8 @@ def replay(timeline: Timeline, host: Host) -> Tally:
         if seconds > now:
             passed = seconds - now
             tally.occupied += passed * totals.occupied_slices
-            tally.active += passed * totals.active_gpus
-            tally.fragmentation += passed * totals.fragmentation()
+            tally.active += passed * (totals.active_gpus or 0)
+            tally.fragmentation += passed * (totals.fragmentation() or 0)
             now = seconds
         if not arrives:
             if number in inside:
@@ -139,7 +139,7 @@ def replay(timeline: Timeline, host: Host) -> Tally:
         if reason is None:
             inside.add(number)
             tally.peak_occupied = max(tally.peak_occupied, totals.occupied_slices)
-            tally.peak_active = max(tally.peak_active, totals.active_gpus)
+            tally.peak_active = max(tally.peak_active, totals.active_gpus or 0)
         if number >= timeline.preplaced:
             _count(tally, job, reason)
         elif reason is not None:
@@ -158,11 +158,16 @@ def _count(tally: Tally, job: Job, reason: Reason | None) -> None:
 
 
 def figures(tally: Tally, totals: Totals) -> Row:
-    """The figures of one replay; means over time are None when no time passed."""
-    arrivals, rejected = tally.arrivals.total(), tally.rejected.total()
+    """The figures of one replay; None where there is none.
 
-    def mean(total: float, whole: int) -> float | None:
-        return total / tally.seconds / whole if tally.seconds else None
+    There are no means over time when no time passed, and no figures about where instances are
+    when they are nowhere in particular.
+    """
+    arrivals, rejected = tally.arrivals.total(), tally.rejected.total()
+    somewhere = totals.active_gpus is not None
+
+    def mean(total: float, whole: int, known: bool = True) -> float | None:
+        return total / tally.seconds / whole if tally.seconds and known else None
 
     return {
         "arrivals": arrivals,
@@ -171,9 +176,9 @@ def figures(tally: Tally, totals: Totals) -> Row:
         "rejected_slices_share": tally.rejected_slices / tally.slices,
         "utilization_percent": mean(100 * tally.occupied, totals.slices),
         "peak_utilization_percent": 100 * tally.peak_occupied / totals.slices,
-        "active_gpus_percent": mean(100 * tally.active, totals.gpus),
-        "peak_active_gpus_percent": 100 * tally.peak_active / totals.gpus,
-        "fragmentation": mean(tally.fragmentation, 1),
+        "active_gpus_percent": mean(100 * tally.active, totals.gpus, somewhere),
+        "peak_active_gpus_percent": 100 * tally.peak_active / totals.gpus if somewhere else None,
+        "fragmentation": mean(tally.fragmentation, 1, somewhere),
         "preplaced_rejected": tally.preplaced_rejected,
         "rejected_by_reason": {
             str(reason): sum(n for (_, why), n in tally.rejected.items() if why is reason)
@@ -197,12 +202,48 @@ def figures(tally: Tally, totals: Totals) -> Row:
 
 
 def compare(
-    timeline: Timeline, geometry: Geometry, gpus: int, policies: Sequence[Policy], tick: Tick
+    timeline: Timeline,
+    geometry: Geometry,
+    gpus: int,
+    policies: Sequence[Policy],
+    tick: Tick,
+    gpus_per_node: int = GPUS_PER_NODE,
+    oracle: bool = True,
 ) -> list[Row]:
-    """A row for each policy, on the same events; ``tick`` is called after each."""
+    """A row for each policy, on the same events, and one for the oracle if it is asked for.
+
+    Every row holds the oracle's share of rejections; None, with the reason in
+    ``oracle_missing``, where there is no oracle. ``tick`` is called after each row.
+    """
+    if not policies:
+        raise SlicewiseError("a replay needs at least one policy")
+    if oracle and any(policy.name == ORACLE for policy in policies):
+        raise SlicewiseError(f"{ORACLE!r} is the name of the limit: call the policy otherwise")
     rows: list[Row] = []
     for policy in policies:
-        host = EngineHost(geometry, gpus, policy)
+        host = EngineHost(geometry, gpus, policy, gpus_per_node)
         rows.append({"policy": policy.name, **figures(replay(timeline, host), host.totals)})
         tick(1)
-    return rows
+    limit = limit_of(timeline.jobs, geometry) if oracle else "it was not asked for"
+    missing = limit if isinstance(limit, str) else None
+    share: object = None
+    if isinstance(limit, Limit):
+        free = OracleHost(geometry, gpus, limit)
+        rows.append({"policy": ORACLE, **figures(replay(timeline, free), free.totals)})
+        share = rows[-1]["rejected_share"]
+    elif oracle:
+        rows.append({**_unknown(rows[0]), "policy": ORACLE})
+    if oracle:
+        tick(1)
+    return [{**row, "oracle_rejected_share": share, "oracle_missing": missing} for row in rows]
+
+
+def _unknown(row: Row) -> Row:
+    """The row of who did not run: what arrived, and nothing else."""
+    known: Row = {}
+    for name, value in row.items():
+        if isinstance(value, dict):
+            known[name] = _unknown(value)
+        else:
+            known[name] = value if name == "arrivals" else None
+    return known

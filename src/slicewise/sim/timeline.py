@@ -56,6 +56,20 @@ class Timeline:
         """The jobs that arrive while it is measured."""
         return self.jobs[self.preplaced :]
 
+    @property
+    def peak_instances(self) -> int:
+        """How many instances there would be at most, if none were rejected.
+
+        On as many GPUs each could have one to itself, so whoever takes any GPU with room
+        rejects nothing there, nor on more.
+        """
+        there = peak = 0
+        for _, number, arrives in self.events:
+            count = self.jobs[number].count
+            there += count if arrives else -count
+            peak = max(peak, there)
+        return peak
+
 
 def busy_begin(jobs: Sequence[Job]) -> Fraction:
     """When the dense part of a recording begins, for recordings with a long thin head.

@@ -82,6 +82,8 @@ class Trace:
     without_gpu: int
     zero_lifetime: int
     malformed: tuple[Malformed, ...]
+    end: Fraction
+    """The last moment recorded, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +170,7 @@ def _read(file: TextIO, source: str, form: TraceFormat | None, strict: bool) -> 
         without_gpu,
         len(rows) - len(lasting),
         tuple(malformed),
+        end,
     )
 
 
