@@ -11,10 +11,10 @@ LOCK_UV := uv==0.13.7
 LOCK_FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench lock clean
+.PHONY: help setup demo reproduction test soak lint format bench lock clean
 
 help: ## Show this list
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 setup: $(STAMP) ## Create .venv and install the pinned packages and the project
 
@@ -47,11 +47,14 @@ $(STAMP): requirements.lock pyproject.toml
 	@echo "$(CURDIR)" > $(STAMP)
 	@echo "$(VENV) is ready."
 
-demo: setup ## Run a small reproduction and write demo-report/
+demo: setup ## Start the service with a simulated cluster and live traffic; Ctrl-C ends it
+	@$(BIN)/slicewise demo $(DEMO)
+
+reproduction: setup ## Run the published experiment and write demo-report/
 	$(BIN)/slicewise reproduce --runs 20 --seed 1 --out demo-report
 
 test: lint ## Run every check: lint, types, import rules, tests, coverage gate
-	$(BIN)/python -m pytest --cov --cov-report=term --cov-report=json:coverage.json
+	$(BIN)/python -m pytest -n auto --dist loadfile --cov --cov-report=term --cov-report=json:coverage.json
 	$(BIN)/python scripts/coverage_gate.py coverage.json
 
 lint: setup ## Check style, formatting, types and import rules
@@ -63,6 +66,10 @@ lint: setup ## Check style, formatting, types and import rules
 format: setup ## Fix what can be fixed automatically and format the code
 	$(BIN)/ruff check --fix-only
 	$(BIN)/ruff format
+
+soak: setup ## Long crash and memory runs: 500 cycles on each database, then churn at 10,000 GPUs
+	SLICEWISE_CRASH_CYCLES=500 $(BIN)/python -m pytest -q tests/e2e/test_crash.py
+	$(BIN)/python benchmarks/soak.py
 
 bench: setup ## Run every benchmarks/bench_*.py
 	@set -e; \
@@ -92,7 +99,7 @@ lock: ## Recompile requirements.lock (newest versions: LOCK_FLAGS=--upgrade)
 	@rm -rf $(LOCK_VENV)
 
 clean: ## Remove .venv and everything the other targets leave behind
-	rm -rf $(VENV) $(LOCK_VENV) build dist demo-report htmlcov src/*.egg-info
+	rm -rf $(VENV) $(LOCK_VENV) build dist demo-report slicewise-demo htmlcov src/*.egg-info
 	rm -rf .coverage .coverage.* coverage.json .hypothesis .import_linter_cache
 	rm -rf .mypy_cache .pytest_cache .ruff_cache
 	find $(CHECKED) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -26,7 +26,8 @@ from slicewise.core.geometry import Budget, Geometry, Placement, Profile
 from slicewise.core.request import Need, Reason, Rejection, Request
 from slicewise.core.states import GpuState
 from slicewise.engine.defrag import Plan, Planner
-from slicewise.engine.moves import Move, carry_out
+from slicewise.engine.moves import Move, Moved, carry_out
+from slicewise.engine.queue import Discipline, Ticket, WaitingRoom
 from slicewise.engine.scheduler import Placed, PolicyError, Released, Scheduler
 from slicewise.policies.base import (
     AdaptivePolicy,
@@ -47,11 +48,13 @@ __all__ = [
     "Budget",
     "Catalog",
     "Cluster",
+    "Discipline",
     "Geometry",
     "GeometryError",
     "GpuState",
     "Instance",
     "Move",
+    "Moved",
     "Need",
     "Node",
     "Placed",
@@ -74,8 +77,10 @@ __all__ = [
     "SlicewiseError",
     "Spot",
     "TablePolicy",
+    "Ticket",
     "Ties",
     "UnknownNameError",
+    "WaitingRoom",
     "__version__",
     "blocked_starts",
     "carry_out",

@@ -2,15 +2,19 @@
 
 How examples are marked:
 
-- ```python blocks of one document share a namespace and run in order. What a block prints must
-  stand in a ```text block right after it; without one it must print nothing.
+- Examples of one document run in order, in one folder. ```python blocks share a namespace; what a
+  block prints must stand in a ```text block right after it; without one it must print nothing.
 - In ```console blocks, ``$ slicewise ...`` is run (a backslash continues the line) and must
   succeed; lines below it are its output. ``$ make ...`` must name a target. Nothing else is run.
-- In both kinds of output a line ``...`` stands for any number of lines, and blanks at the end of
-  a line do not matter.
+- In both kinds of output a line ``...`` stands for any number of lines, ``...`` within a line for
+  any text, and blanks at the end of a line do not matter.
 - ``<!-- long: OPTIONS -->`` before a console block adds these options to its commands, and leaves
   their output uncompared, unless SLICEWISE_LONG_EXAMPLES is set.
 - ``<!-- file: PATH -->`` before a block says that it is that file, word for word.
+- ``<!-- service -->`` anywhere in a document starts an empty service for it, known to commands by
+  SLICEWISE_SERVER and SLICEWISE_TOKEN_FILE. ``$ curl ...`` is run as well, where there is curl.
+  Ids in such a document stand for those the service gives: the same id for the same thing, in
+  outputs and in later commands. Dates and times stand for others.
 """
 
 from __future__ import annotations
@@ -20,15 +24,24 @@ import io
 import os
 import re
 import shlex
-from dataclasses import dataclass
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from tests.client.running import running
 
 from slicewise.cli.main import exit_status
 
 LONG = "SLICEWISE_LONG_EXAMPLES"
-ANY_LINES = "..."
+SERVICE = "<!-- service -->"
+ANY = "..."
+ID = r"[at][a-z2-7]{20}"
+_SPECIAL = re.compile(
+    rf"(?P<any>\.\.\.)|(?P<id>\b{ID}\b)|(?P<time>(?<![0-9])[0-9]+(?:[:-][0-9]{{2}}){{2}}(?![0-9]))"
+)
 _FENCE = re.compile(
     r"(?:^<!-- (?P<mark>long|file): (?P<value>.*?) -->\n)?"
     r"^(?P<indent> *)```(?P<language>[a-z]+)\n(?P<content>.*?)^(?P=indent)```$",
@@ -67,21 +80,59 @@ def fences(text: str) -> list[Fence]:
     return found
 
 
-def agrees(expected: list[str], actual: list[str]) -> bool:
-    """Whether lines are as expected, where ``...`` stands for any number of them."""
-    if not expected:
-        return not actual
-    if expected[0] == ANY_LINES:
-        return any(agrees(expected[1:], actual[i:]) for i in range(len(actual) + 1))
-    return bool(actual) and expected[0] == actual[0] and agrees(expected[1:], actual[1:])
-
-
 def lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.strip("\n").splitlines()]
 
 
-def compare(where: str, expected: str, actual: str) -> None:
-    if not agrees(lines(expected), lines(actual)):
+@dataclass
+class Names:
+    """The ids of a document, and those of the service they stand for."""
+
+    of_service: bool = True
+    """Whether the document has a service; without one, everything is as it stands."""
+    real: dict[str, str] = field(default_factory=dict)
+
+    def in_words(self, text: str) -> str:
+        """A command with the service's ids in it."""
+        return re.sub(rf"\b{ID}\b", lambda found: self.real.get(found[0], found[0]), text)
+
+    def agree(self, expected: str, actual: str) -> bool:
+        """Whether an output is as expected; new ids are learnt from it."""
+        seen: dict[str, str] = {}
+        pattern = "".join(
+            r"(?:.*\n)*?" if line == ANY else self._line(line, seen) + "\n"
+            for line in lines(expected)
+        )
+        match = re.fullmatch(pattern, "".join(f"{line}\n" for line in lines(actual)))
+        if match is None:
+            return False
+        self.real |= {name: match[group] for name, group in seen.items()}
+        return True
+
+    def _line(self, line: str, seen: dict[str, str]) -> str:
+        parts: list[str] = []
+        reached = 0
+        for match in _SPECIAL.finditer(line):
+            parts.append(re.escape(line[reached : match.start()]))
+            reached = match.end()
+            if match["any"]:
+                parts.append(".*")
+            elif not self.of_service:
+                parts.append(re.escape(match[0]))
+            elif match["time"]:
+                parts.append(re.sub("[0-9]", "[0-9]", match[0]))
+            elif (name := match["id"]) in self.real:
+                parts.append(re.escape(self.real[name]))
+            elif name in seen:
+                parts.append(f"(?P={seen[name]})")
+            else:
+                seen[name] = f"id{len(seen)}"
+                parts.append(f"(?P<{seen[name]}>{ID})")
+        return "".join((*parts, re.escape(line[reached:])))
+
+
+def compare(where: str, expected: str, actual: str, names: Names) -> None:
+    if not names.agree(expected, actual):
         pytest.fail(f"{where} shows\n\n{expected}\nbut the output is\n\n{actual}", pytrace=False)
 
 
@@ -93,61 +144,99 @@ def workshop(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     monkeypatch.setenv("COLUMNS", "80")
     for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
+    # One process is enough, and the result is the same.
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
     return tmp_path
 
 
-@pytest.mark.usefixtures("workshop")
-def test_python_blocks_print_what_is_shown(document: Path) -> None:
-    names: dict[str, object] = {"__name__": "__main__"}
-    blocks = fences(document.read_text(encoding="utf-8"))
-    for index, block in enumerate(blocks):
-        if block.language != "python":
-            continue
-        printed = io.StringIO()
-        padding = "\n" * (block.line - 1)  # so that a traceback names the document's line
-        with contextlib.redirect_stdout(printed):
-            exec(compile(padding + block.content, str(document), "exec"), names)
-        shown = [b for b in blocks[index + 1 : index + 2] if b.language == "text"]
-        expected = "".join(b.content for b in shown if not b.follows.strip())
-        compare(f"{document.name}, line {block.line}", expected, printed.getvalue())
+@contextlib.contextmanager
+def service_in(folder: Path) -> Iterator[None]:
+    """An empty service that commands know of."""
+    with running(folder / "data") as service, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLICEWISE_SERVER", service.url)
+        patch.setenv("SLICEWISE_TOKEN_FILE", str(service.token_file))
+        yield
 
 
 @dataclass(frozen=True)
 class Command:
     """A command of a console block and the output below it."""
 
-    words: list[str]
+    line: str
     output: str
+
+    @property
+    def words(self) -> list[str]:
+        return shlex.split(self.line)
 
 
 def commands(content: str) -> list[Command]:
     found: list[Command] = []
     for part in re.split(r"^\$ ", content, flags=re.MULTILINE)[1:]:
         line, _, output = part.replace("\\\n", " ").partition("\n")
-        found.append(Command(shlex.split(line), output))
+        found.append(Command(line, output))
     return found
 
 
-@pytest.mark.usefixtures("workshop")
-def test_commands_print_what_is_shown(
-    document: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # One process is enough, and the result is the same.
-    monkeypatch.setattr(os, "cpu_count", lambda: 1)
-    for block in fences(document.read_text(encoding="utf-8")):
-        if block.language != "console":
-            continue
+@dataclass
+class Reader:
+    """Somebody who goes through a document and tries everything."""
+
+    document: Path
+    capsys: pytest.CaptureFixture[str]
+    with_service: bool
+    namespace: dict[str, object] = field(default_factory=lambda: {"__name__": "__main__"})
+
+    def __post_init__(self) -> None:
+        self.names = Names(self.with_service)
+
+    def read(self) -> None:
+        blocks = fences(self.document.read_text(encoding="utf-8"))
+        for index, block in enumerate(blocks):
+            if block.language == "python":
+                after = [b for b in blocks[index + 1 : index + 2] if b.language == "text"]
+                self._python(block, "".join(b.content for b in after if not b.follows.strip()))
+            elif block.language == "console":
+                for command in commands(block.content):
+                    self._console(block, command)
+
+    def _python(self, block: Fence, expected: str) -> None:
+        printed = io.StringIO()
+        padding = "\n" * (block.line - 1)  # so that a traceback names the document's line
+        with contextlib.redirect_stdout(printed):
+            code = compile(padding + block.content, str(self.document), "exec")
+            exec(code, self.namespace)
+        self._compare(f"line {block.line}", expected, printed.getvalue())
+
+    def _console(self, block: Fence, command: Command) -> None:
+        program = command.words[0]
+        where = f"line {block.line}, {command.line}"
+        if program == "curl" and self.with_service and shutil.which("curl"):
+            line = self.names.in_words(command.line).replace("curl", "curl -s", 1)
+            done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False)
+            assert done.returncode == 0, f"{where}: {done.stderr}"
+            self._compare(where, command.output, done.stdout)
+        if program != "slicewise":
+            return
         shortened = block.mark == "long" and not os.environ.get(LONG)
-        for command in commands(block.content):
-            if command.words[0] != "slicewise":
-                continue
-            arguments = command.words[1:] + (shlex.split(block.value) if shortened else [])
-            where = f"{document.name}, line {block.line}, {shlex.join(command.words)}"
-            status = exit_status(arguments)
-            output, problem = capsys.readouterr()
-            assert status == 0, f"{where}: {problem}"
-            if command.output.strip() and not shortened:
-                compare(where, command.output, output)
+        words = shlex.split(self.names.in_words(command.line))
+        self.capsys.readouterr()
+        status = exit_status(words[1:] + (shlex.split(block.value) if shortened else []))
+        output, problem = self.capsys.readouterr()
+        assert status == 0, f"{self.document.name}, {where}: {problem}"
+        if command.output.strip() and not shortened:
+            self._compare(where, command.output, output)
+
+    def _compare(self, where: str, expected: str, actual: str) -> None:
+        compare(f"{self.document.name}, {where}", expected, actual, self.names)
+
+
+def test_examples_print_what_is_shown(
+    document: Path, workshop: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with_service = SERVICE in document.read_text(encoding="utf-8")
+    with service_in(workshop) if with_service else contextlib.nullcontext():
+        Reader(document, capsys, with_service).read()
 
 
 def test_make_targets_exist(document: Path, root: Path) -> None:
@@ -164,6 +253,9 @@ def test_files_are_shown_word_for_word(document: Path, root: Path) -> None:
             assert block.content == (root / block.value).read_text(encoding="utf-8"), block.value
 
 
+OLD, NEW = "a" + "b" * 20, "a" + "c" * 20
+
+
 @pytest.mark.parametrize(
     ("expected", "actual", "same"),
     [
@@ -175,12 +267,35 @@ def test_files_are_shown_word_for_word(document: Path, root: Path) -> None:
         ("a\n...\nd", "a\nb\nc", False),
         ("", "a", False),
         ("", "", True),
+        ("a ... c", "a b c", True),
+        ("a ... c", "a b d", False),
+        ("a... (x)", "a... (x)", True),
+        ("at 01:02:03", "at 23:59:59", True),
+        ("2026-01-02 01:02:03", "2031-12-30 23:59:59", True),
+        ("at 01:02:03", "at noon", False),
+        (f"{OLD} and {OLD}", f"{NEW} and {NEW}", True),
+        (f"{OLD} and {OLD}", f"{NEW} and {OLD}", False),
+        (f"{OLD}", "short", False),
     ],
 )
 def test_outputs_are_compared_up_to_what_is_left_out(
     expected: str, actual: str, same: bool
 ) -> None:
-    assert agrees(lines(expected), lines(actual)) is same
+    assert Names().agree(expected, actual) is same
+
+
+def test_ids_stand_for_those_of_the_service() -> None:
+    names = Names()
+    assert names.agree(f"made {OLD}", f"made {NEW}")
+    assert names.in_words(f"slicewise show {OLD} {OLD}x") == f"slicewise show {NEW} {OLD}x"
+    assert names.agree(f"{OLD}", f"{NEW}")
+    assert not names.agree(f"{OLD}", f"{OLD}")
+
+
+def test_without_a_service_everything_is_as_it_stands() -> None:
+    for text, other in ((OLD, NEW), ("01:02:03", "01:02:04"), ("2026-01-02", "2026-01-03")):
+        assert Names(False).agree(text, text)
+        assert not Names(False).agree(text, other)
 
 
 def test_blocks_are_found_with_their_marks() -> None:
@@ -194,7 +309,6 @@ def test_blocks_are_found_with_their_marks() -> None:
         "--runs 2",
         5,
     )
-    assert commands(block.content) == [
-        Command(["slicewise", "a", "b"], "out\n"),
-        Command(["slicewise", "c"], ""),
-    ]
+    first, second = commands(block.content)
+    assert (first.words, first.output) == (["slicewise", "a", "b"], "out\n")
+    assert (second.words, second.output) == (["slicewise", "c"], "")

@@ -9,14 +9,22 @@ import typer
 
 import slicewise
 from slicewise.cli import (
+    allocations,
     bench,
     defrag,
+    demo,
+    estate,
     geometry_command,
+    plan,
     policies,
     replay,
     reproduce,
     score,
+    serve,
     simulate,
+    store,
+    sweep,
+    watching,
 )
 from slicewise.core.errors import SlicewiseError
 
@@ -31,10 +39,28 @@ app.command("geometry")(geometry_command.geometry)
 app.command("score")(score.score)
 app.command("policies")(policies.policies)
 app.command("simulate")(simulate.simulate)
+app.command("sweep")(sweep.sweep)
+app.command("plan")(plan.plan)
 app.command("replay")(replay.replay)
 app.command("reproduce")(reproduce.reproduce)
 app.command("defrag")(defrag.defrag)
 app.command("bench")(bench.bench)
+app.command("serve")(serve.serve)
+app.command("backup")(store.backup)
+app.command("restore")(store.restore)
+app.command("verify")(store.verify)
+app.command("demo")(demo.demo)
+app.command("submit")(allocations.submit)
+app.command("release")(allocations.release)
+app.command("ls")(allocations.ls)
+app.command("show")(allocations.show)
+app.command("explain")(allocations.explain)
+app.command("queue")(allocations.queue)
+app.command("events")(watching.events)
+app.command("top")(watching.top)
+app.add_typer(estate.nodes, name="nodes")
+app.add_typer(estate.tenants, name="tenants")
+app.add_typer(estate.tokens, name="tokens")
 
 
 @app.callback(invoke_without_command=True)

@@ -27,7 +27,19 @@ from slicewise.cli.options import (
 )
 from slicewise.cli.output import Row, as_csv, as_json, prepare_files, write_text
 from slicewise.cli.progress import run_with_progress
+from slicewise.cli.waiting import (
+    PATIENCE,
+    BackfillOption,
+    OvertakesOption,
+    PatienceOption,
+    PriorityShareOption,
+    QueueOption,
+    Waiting,
+)
+from slicewise.core.errors import SlicewiseError
 from slicewise.sim.experiment import ORACLE, Experiment, Published, Steady
+from slicewise.sim.migration import Migration, migration_rows
+from slicewise.sim.queueing import Queued, queue_rows
 from slicewise.sim.results import published_rows, steady_rows
 from slicewise.sim.runner import Outcome
 from slicewise.sim.workload import Lifetime
@@ -82,9 +94,22 @@ def simulate(
     oracle: Annotated[
         bool,
         typer.Option(
-            help="Steady: also run the limit, an oracle that rearranges all instances at no cost."
+            help="Steady: also run the limit, an oracle that rearranges all instances at no cost "
+            "(not with a queue)."
         ),
     ] = True,
+    queue: QueueOption = None,
+    backfill: BackfillOption = None,
+    overtakes: OvertakesOption = None,
+    patience: PatienceOption = None,
+    priority_share: PriorityShareOption = None,
+    migrate: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Steady: moves an arrival earns to rescue rejected requests; 0.02 is 2 in 100.",
+        ),
+    ] = None,
     lifetime: Annotated[
         Lifetime, typer.Option(help="Published: the rule for the longest lifetime.")
     ] = Lifetime.CAPACITY,
@@ -97,12 +122,30 @@ def simulate(
     chosen = chosen_geometry(model, geometry)
     mixes = chosen_mixes(distribution or ["uniform"], chosen)
     policies = chosen_policies(policy or DEFAULT_POLICIES)
+    waiting = Waiting(queue, backfill, overtakes, patience, priority_share)
+    waiting.check(experiment is ExperimentName.STEADY)
+    if migrate is not None and (experiment is not ExperimentName.STEADY or queue is not None):
+        raise SlicewiseError("--migrate needs --experiment steady, and no --queue")
     what: Experiment
     if experiment is ExperimentName.PUBLISHED:
         what = Published(
             mixes, policies, gpus, runs, seed, gpus_per_node=gpus_per_node, lifetime=lifetime
         )
-    else:
+    elif migrate is not None:
+        what = Migration(
+            mixes,
+            policies,
+            gpus,
+            runs,
+            seed,
+            gpus_per_node=gpus_per_node,
+            load=load,
+            lifetimes=duration,
+            warmup=warmup,
+            oracle=oracle,
+            share=migrate,
+        )
+    elif queue is None:
         what = Steady(
             mixes,
             policies,
@@ -115,22 +158,56 @@ def simulate(
             warmup=warmup,
             oracle=oracle,
         )
+    else:
+        what = Queued(
+            mixes,
+            policies,
+            gpus,
+            runs,
+            seed,
+            gpus_per_node=gpus_per_node,
+            load=load,
+            lifetimes=duration,
+            warmup=warmup,
+            discipline=waiting.discipline,
+            patience=PATIENCE if patience is None else patience,
+            priority_share=priority_share or 0.0,
+        )
     prepare_files(csv, plot)
     unit = "runs" if isinstance(what, Published) else "slots"
     outcome = run_with_progress(what, positive_workers(workers), unit)
-    rows: list[Row] = [*(published_rows if isinstance(what, Published) else steady_rows)(outcome)]
+    rows = _rows(outcome)
     if csv is not None:
-        write_text(csv, as_csv(rows))
+        write_text(csv, as_csv([_without_groups(row) for row in rows]))
     if plot is not None:
         _plot(what, rows, plot)
     if json:
         typer.echo(as_json(_document(outcome, experiment, rows)), nl=False)
     elif isinstance(what, Published):
         _print_published(rows)
+    elif isinstance(what, Queued):
+        _print_queued(rows)
     else:
         _print_steady(rows)
     for path in filter(None, (csv, plot)):
         Console(stderr=True).print(f"Written: {path}", highlight=False)
+
+
+def _rows(outcome: Outcome) -> list[Row]:
+    match outcome.experiment:
+        case Published():
+            return [*published_rows(outcome)]
+        case Queued():
+            return [*queue_rows(outcome)]
+        case Migration():
+            return [*migration_rows(outcome)]
+        case _:
+            return [*steady_rows(outcome)]
+
+
+def _without_groups(row: Row) -> Row:
+    """A row without what is told apart inside it: the same columns for every distribution."""
+    return {name: value for name, value in row.items() if not isinstance(value, dict)}
 
 
 def _document(outcome: Outcome, name: ExperimentName, rows: list[Row]) -> dict[str, object]:
@@ -164,12 +241,49 @@ def _print_steady(rows: list[Row]) -> None:
             2,
         ),
     }
+    if "migrated_share" in rows[0]:
+        del columns["active %"]  # a line holds no more
+        columns["moves %"] = ("migrated_share", 100, 2)
     gpus, load, runs = (rows[0][name] for name in ("gpus", "load", "runs"))
     title = f"{gpus} GPUs at load {load:g}, {runs} runs; vs {first}: rejected %, paired"
     _print_by_distribution(rows, columns, title)
     for missing in dict.fromkeys(r["oracle_missing"] for r in rows if r["policy"] == ORACLE):
         if missing is not None:
             Console().print(f"{ORACLE}: {missing}", highlight=False, soft_wrap=True)
+
+
+def _print_queued(rows: list[Row]) -> None:
+    first = rows[0]
+    forever = first["patience_lifetimes"] is None
+    urgent = first["priority_share"] != 0
+    columns: _Columns = {
+        # Nobody gives up who waits for ever; what is left over tells whether the queue grows.
+        "left %" if forever else "rejected %": (
+            "still_waiting_share" if forever else "rejected_share",
+            100,
+            2,
+        ),
+        "waited %": ("waited_share", 100, 1),
+        "mean wait": ("mean_wait_lifetimes", 100, 1),
+    }
+    if urgent:
+        columns["first"] = ("priority_mean_wait_lifetimes", 100, 1)
+    columns["95%"] = ("wait_p95_lifetimes", 100, 1)
+    if not urgent:
+        columns["99%"] = ("wait_p99_lifetimes", 100, 1)
+    columns["util. %"] = ("utilization_percent", 1, 1)
+    behind, overtakes, patience = (
+        first[name] for name in ("backfill", "overtakes", "patience_lifetimes")
+    )
+    title = (
+        f"{first['gpus']} GPUs at load {first['load']:g}, {first['runs']} runs; "
+        + (f"backfill {behind}, {overtakes} overtakes" if behind else "fifo")
+        + (", waiting for ever" if forever else f", patience {patience:g} mean lifetimes")
+        + "; waits in % of the mean lifetime"
+        + (f", first: of the {first['priority_share']:.0%} with priority" if urgent else "")
+        + ("; left: still waiting at the end" if forever else "")
+    )
+    _print_by_distribution(rows, columns, title)
 
 
 def _print_published(rows: list[Row]) -> None:
@@ -214,8 +328,11 @@ def _plot(experiment: Experiment, rows: list[Row], path: Path) -> None:
     from slicewise.figures.bars import steady_bars
     from slicewise.figures.demand import demand_curves
     from slicewise.figures.save import save_as
+    from slicewise.figures.waiting import waiting_bars
 
-    if isinstance(experiment, Steady):
+    if isinstance(experiment, Queued):
+        save_as(waiting_bars(rows), path)
+    elif isinstance(experiment, Steady):
         save_as(steady_bars(rows), path)
     else:
         save_as(demand_curves(rows, experiment.mixes[0].name), path)

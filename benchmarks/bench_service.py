@@ -1,0 +1,519 @@
+"""How many durable requests does the service answer, next to what its stack could answer at best?
+
+Starts a real `slicewise serve` on SQLite with full sync, registers 10,000 GPUs, and asks it from a
+second process over HTTP/1.1 with connections that stay open. Each of them sends its next request
+when it has the answer to the last. Every ratio is between two measurements of the same run:
+
+- durable allocate and release, against a request of the same stack that changes nothing;
+- group commit, against a commit for every request.
+
+The clients are in service_load.py. `--quick` takes seconds, `--json` prints everything, and
+`--profile` says where the server's time goes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import http.client
+import itertools
+import json
+import os
+import platform
+import pstats
+import signal
+import socket
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from slicewise.cli import main as cli
+from slicewise.control.answers import Answer
+from slicewise.control.commands import AddNode, Create, Release, SetTenant, Terms
+from slicewise.control.desk import Desk
+from slicewise.control.entries import QuotaRecord, Want
+from slicewise.control.geometries import record_of
+from slicewise.control.ports import Key
+from slicewise.control.state import State
+from slicewise.control.writer import MAX_BATCH, Batch, Job, Writer
+from slicewise.core.geometry import Geometry
+from slicewise.engine.queue import Discipline
+from slicewise.service import plant
+from slicewise.store import open_store
+
+MODEL = "A100-80GB"
+PROFILES = ("1g.10gb", "2g.20gb", "3g.40gb", "1g.10gb", "4g.40gb")
+NODE_GPUS = 8
+WARM_UP_SECONDS = 0.3
+TARGET_RATIO, TARGET_GROUP = 0.5, 5.0
+
+NO_OP, REFUSED, DURABLE, WITHOUT_KEY = "whoami", "refused", "durable", "durable without key"
+WHAT = {
+    NO_OP: "GET /v1/whoami: finds out who bears the token, and says so",
+    REFUSED: "POST /v1/allocations, as large, with a field nobody knows: read, decoded, refused",
+    DURABLE: "POST /v1/allocations with an Idempotency-Key, then DELETE it, each durable",
+    WITHOUT_KEY: "the same without an Idempotency-Key",
+}
+
+
+# The server, as it is or with something done to it
+
+
+def serve_otherwise(how: str, arguments: list[str]) -> None:
+    """Serve with a commit for every request, or with a profile of the event loop in a file."""
+    if how == "single":
+        setattr(plant, "Writer", partial(Writer, max_batch=1))  # noqa: B010 - it is no export
+        cli.run(arguments)
+    profile = cProfile.Profile()
+    signal.signal(signal.SIGUSR1, lambda *_: profile.enable())
+    signal.signal(signal.SIGUSR2, lambda *_: (profile.disable(), profile.dump_stats(how)))
+    cli.run(arguments)
+
+
+class Server:
+    """A process of the service in a folder."""
+
+    def __init__(self, folder: Path, how: str | None = None) -> None:
+        script = ["-m", "slicewise.cli"] if how is None else [__file__, "--serve-otherwise", how]
+        settings = ("limits.requests_per_second=1000000", "log.level=warning")
+        self._process = subprocess.Popen(
+            [
+                *(sys.executable, *script, "serve", "--data", str(folder)),
+                *("--listen", "127.0.0.1:0"),
+                *itertools.chain.from_iterable(("--set", setting) for setting in settings),
+            ],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        said = self._process.stdout.readline()
+        if "leading at" not in said:
+            raise SystemExit("the server did not start")
+        self.host = said.split("http://")[1].split(",")[0]
+        self.address = self.host.split(":")[0], int(self.host.split(":")[1])
+        self.token = (folder / "admin-token").read_text().strip()
+        self._connection = http.client.HTTPConnection(*self.address)
+
+    def ask(self, method: str, path: str, body: object = None) -> Any:
+        """Ask as the admin."""
+        headers = {"authorization": f"Bearer {self.token}", "content-type": "application/json"}
+        content = None if body is None else json.dumps(body)
+        self._connection.request(method, path, content, headers)
+        answer = self._connection.getresponse()
+        text = answer.read().decode()
+        if answer.status >= 400:
+            raise SystemExit(f"{method} {path}: {text}")
+        return json.loads(text) if text.startswith("{") else text
+
+    def furnish(self, gpus: int, instances: int) -> None:
+        """Register nodes, and have something placed already."""
+        self._connection.connect()
+        assert self._connection.sock is not None
+        self._connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for number in range(gpus // NODE_GPUS):
+            body = {"name": f"node-{number:05}", "model": MODEL, "gpus": NODE_GPUS}
+            self.ask("POST", "/v1/nodes", body)
+        for _ in range(instances // 100):
+            some = [{"profile": PROFILES[i % len(PROFILES)]} for i in range(100)]
+            self.ask("POST", "/v1/allocations/batch", {"allocations": some})
+
+    def counters(self) -> dict[str, float]:
+        """What it has counted of its batches, and the processor time of its threads."""
+        found = {}
+        for line in self.ask("GET", "/metrics").splitlines():
+            name, _, value = line.partition(" ")
+            if name.startswith(("slicewise_batch_size_", "slicewise_decide_", "slicewise_commit_")):
+                found[name] = float(value)
+        for task in Path(f"/proc/{self._process.pid}/task").glob("*"):
+            ticks = (task / "stat").read_text().rpartition(")")[2].split()
+            spent = (int(ticks[11]) + int(ticks[12])) / os.sysconf("SC_CLK_TCK")
+            kind = "loop" if task.name == str(self._process.pid) else "others"
+            found[f"cpu_{kind}"] = found.get(f"cpu_{kind}", 0.0) + spent
+        return found
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        self._process.send_signal(number)
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.signal(signal.SIGTERM)
+        self._process.wait()
+
+
+# Measuring
+
+
+class Bench:
+    """Measures points: something asked for by so many clients, for a while."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._runs = itertools.count()
+        self._generator = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("service_load.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def point(self, server: Server, what: str, clients: int) -> dict[str, Any]:
+        """Measure one."""
+        assert self._generator.stdin is not None
+        assert self._generator.stdout is not None
+        spec = {
+            "what": what,
+            "clients": clients,
+            "seconds": self._seconds,
+            "address": server.address,
+            "host": server.host,
+            "token": server.token,
+            "run": f"{os.getpid()}-{next(self._runs)}",
+        }
+        before = server.counters()
+        begun = time.perf_counter()
+        print(json.dumps(spec), file=self._generator.stdin, flush=True)
+        said = json.loads(self._generator.stdout.readline())
+        took = time.perf_counter() - begun
+        after = server.counters()
+        spent = {name: after[name] - before.get(name, 0.0) for name in after}
+        known = {"200", "201"} | ({"400"} if what == REFUSED else {"409"})
+        if not said["requests"] or set(said["statuses"]) - known:
+            raise SystemExit(f"{what} with {clients} clients: {said['statuses']}")
+        batches = spent["slicewise_batch_size_count"]
+        return {"what": what, "clients": clients, **said} | {
+            "server_cpu": {
+                "loop": spent["cpu_loop"] / took,
+                "others": spent["cpu_others"] / took,
+            },
+            "batch": spent["slicewise_batch_size_sum"] / batches if batches else None,
+            "decide_ms": 1e3 * spent["slicewise_decide_seconds_sum"] / batches if batches else None,
+            "commit_ms": 1e3 * spent["slicewise_commit_seconds_sum"] / batches if batches else None,
+        }
+
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._generator.stdin is not None
+        self._generator.stdin.close()
+        self._generator.wait()
+
+
+def middle(points: list[dict[str, Any]]) -> dict[str, Any]:
+    """The point of several rounds with the median rate."""
+    ordered = sorted(points, key=lambda point: float(point["per_second"]))
+    return ordered[(len(ordered) - 1) // 2]
+
+
+def measure_writer(
+    folder: Path, max_batch: int, clients: int, seconds: float, kind: type[Writer] = Writer
+) -> float:
+    """Requests a second through the writer and SQLite alone, without HTTP."""
+    folder.mkdir()
+    store = open_store(folder)
+    epoch = store.lead("bench", "", 3600)
+    assert epoch is not None
+    answers = _Answers(clients, max_batch)
+    writer = kind(
+        store,
+        lambda: State("default", Discipline()),
+        epoch,
+        time.time,
+        answers.new_id,
+        answers.take,
+        time.perf_counter,
+        max_batch=max_batch,
+    )
+    answers.writer = writer
+    writer.start()
+    for number in range(40):
+        node = AddNode(f"node-{number}", record_of(_geometry()), NODE_GPUS)
+        writer.submit(Job(node, "bench"))
+    answers.begin(seconds)
+    writer.stop()
+    store.close()
+    return answers.count / seconds
+
+
+class _Answers:
+    """Clients of a writer: each hands in its next command when it has been told of the last."""
+
+    def __init__(self, clients: int, run: int) -> None:
+        self.writer: Writer | None = None
+        self.count = 0
+        self._clients = clients
+        self._run = run
+        self._keys, self._ids = itertools.count(), itertools.count()
+        self._over = threading.Event()
+        self._counts = self._stops = float("inf")
+
+    def begin(self, seconds: float) -> None:
+        """Let all clients begin, and wait until the time is over."""
+        assert self.writer is not None
+        self.writer.submit(Job(SetTenant("acme", QuotaRecord(), new=True), "bench"))
+        self._counts = time.perf_counter() + WARM_UP_SECONDS
+        self._stops = self._counts + seconds
+        for _ in range(self._clients):
+            self._submit(None)
+        self._over.wait()
+
+    def new_id(self, letter: str) -> str:
+        """An id as long as those of the service."""
+        return f"{letter}{next(self._ids):020}"
+
+    def take(self, batch: Batch) -> None:
+        """A batch is durable: called by the writer."""
+        now = time.perf_counter()
+        for told in batch.told:
+            if isinstance(told.job.command, Create | Release):
+                self.count += self._counts <= now <= self._stops
+                if now <= self._stops:
+                    self._submit(told.answer)
+                else:
+                    self._over.set()
+
+    def _submit(self, answer: Answer | None) -> None:
+        assert self.writer is not None
+        if answer is not None and answer.status == 201:
+            self.writer.submit(Job(Release(answer.body[7:28].decode(), "acme"), "bench"))
+            return
+        number = next(self._keys)
+        terms = Terms(Want(PROFILES[number % len(PROFILES)]))
+        key = Key("acme", f"{self._run}-{number}")
+        self.writer.submit(Job(Create("acme", terms), "bench", key, "digest"))
+
+
+def _geometry() -> Geometry:
+    from slicewise.catalog import Catalog
+
+    return Catalog.builtin().find(MODEL).require()
+
+
+def sync_ms(folder: Path) -> float:
+    """How long it takes here to make 4 KiB durable, in the median."""
+    took = []
+    with (folder / "probe").open("wb", buffering=0) as file:
+        for _ in range(100):
+            begun = time.perf_counter()
+            file.write(bytes(4096))
+            os.fdatasync(file.fileno())
+            took.append(1e3 * (time.perf_counter() - begun))
+    return statistics.median(took)
+
+
+# Telling
+
+
+def rows(points: list[dict[str, Any]]) -> Iterator[str]:
+    """The table."""
+    yield (
+        f"  {'':19} {'clients':>7} {'requests/s':>10}   {'p50':>7} {'p90':>7} {'p99':>7} "
+        f"{'max':>7} ms   {'batch':>5}  {'decide':>6} {'commit':>6} ms   loop others load"
+    )
+    for point in points:
+        ms, cpu = point["ms"], point["server_cpu"]
+        batch = (
+            f"{'':5}  {'':6} {'':6}   "
+            if point["batch"] is None
+            else f"{point['batch']:5.1f}  {point['decide_ms']:6.2f} {point['commit_ms']:6.2f}   "
+        )
+        yield (
+            f"  {point['what']:19} {point['clients']:7} {point['per_second']:10,.0f}   "
+            f"{ms['p50']:7.2f} {ms['p90']:7.2f} {ms['p99']:7.2f} {ms['max']:7.1f}      {batch}"
+            f"   {cpu['loop']:4.2f}   {cpu['others']:4.2f} {point['generator_cpu']:4.2f}"
+        )
+
+
+def verdict(value: float, target: float) -> str:
+    """A ratio and its target."""
+    return f"{value:.2f} (target {target:g}: {'met' if value >= target else 'missed'})"
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("--seconds", type=float, default=2.0, help="length of one measurement")
+    parser.add_argument("--rounds", type=int, default=3, help="of which the median is told")
+    parser.add_argument("--clients", default="1,8,32,128", help="how many ask at a time")
+    parser.add_argument("--gpus", type=int, default=10_000)
+    parser.add_argument("--instances", type=int, default=10_000, help="placed beforehand")
+    parser.add_argument("--folder", type=Path, help="where the database is (a real disk)")
+    parser.add_argument("--quick", action="store_true", help="one short round on 1,000 GPUs")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    parser.add_argument("--profile", action="store_true", help="say where the time goes instead")
+    options = parser.parse_args()
+    if options.quick:
+        options.seconds, options.rounds = min(options.seconds, 0.5), 1
+        options.gpus, options.instances = min(options.gpus, 1000), min(options.instances, 1000)
+    clients = [int(text) for text in options.clients.split(",")]
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        if options.profile:
+            print("\n".join(profiles(Path(folder), max(clients), options)))
+            return
+        found = measure(Path(folder), clients, options)
+    if options.json:
+        print(json.dumps(found, indent=2))
+    else:
+        print("\n".join(tell(found)))
+
+
+def measure(folder: Path, clients: list[int], options: argparse.Namespace) -> dict[str, Any]:
+    """Everything, in one run."""
+    found: dict[str, Any] = {
+        "machine": {
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+            "sqlite": sqlite3.sqlite_version,
+            "load_average": [os.getloadavg()],
+            "sync_ms": sync_ms(folder),
+        },
+        "gpus": options.gpus,
+        "instances": options.instances,
+    }
+    say = _progress(not options.json)
+    most = max(clients)
+    with Bench(options.seconds) as bench:
+
+        def points(server: Server, asked: list[tuple[str, int]]) -> list[dict[str, Any]]:
+            """In rounds, so that what else the machine does meets them all alike."""
+            taken: dict[tuple[str, int], list[dict[str, Any]]] = {one: [] for one in asked}
+            for _, one in itertools.product(range(options.rounds), asked):
+                say(f"{one[0]}, {one[1]} clients")
+                taken[one].append(bench.point(server, *one))
+            return [middle(some) for some in taken.values()]
+
+        say(f"registering {options.gpus:,} GPUs")
+        with Server(folder / "group") as server:
+            server.furnish(options.gpus, options.instances)
+            grid = [(what, count) for count in clients for what in (NO_OP, REFUSED, DURABLE)]
+            found["points"] = points(server, [*grid, (WITHOUT_KEY, most)])
+        say("the same with a commit for every request")
+        with Server(folder / "single", "single") as server:
+            server.furnish(options.gpus, options.instances)
+            found["single"] = points(server, [(DURABLE, n) for n in clients if n > 1])
+    say("the writer alone")
+    found["writer"] = [
+        {
+            "clients": most,
+            "group_per_second": measure_writer(folder / f"g{turn}", MAX_BATCH, most, length),
+            "single_per_second": measure_writer(folder / f"s{turn}", 1, most, length),
+        }
+        for length, turn in itertools.product([options.seconds], range(options.rounds))
+    ]
+    say("")
+    found["machine"]["load_average"].append(os.getloadavg())
+    return found | {"ratios": ratios(found)}
+
+
+def _progress(shown: bool) -> Callable[[str], None]:
+    def say(text: str) -> None:
+        if shown and sys.stderr.isatty():
+            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+    return say
+
+
+def ratios(found: dict[str, Any]) -> dict[str, Any]:
+    """What is asked of the service: durable to no-op, and group commit to single."""
+    rate = {(point["what"], point["clients"]): point["per_second"] for point in found["points"]}
+    single = {point["clients"]: point["per_second"] for point in found["single"]}
+    clients = sorted({count for _, count in rate})
+    return {
+        "durable_to_no_op": {n: rate[DURABLE, n] / rate[NO_OP, n] for n in clients},
+        "durable_to_refused": {n: rate[DURABLE, n] / rate[REFUSED, n] for n in clients},
+        "best_to_best": max(rate[DURABLE, n] for n in clients)
+        / max(rate[NO_OP, n] for n in clients),
+        "group_to_single": {n: rate[DURABLE, n] / single[n] for n in single},
+        "group_to_single_writer": statistics.median(
+            pair["group_per_second"] / pair["single_per_second"] for pair in found["writer"]
+        ),
+    }
+
+
+def tell(found: dict[str, Any]) -> Iterator[str]:
+    """The results for people."""
+    machine, told = found["machine"], found["ratios"]
+    begun, ended = machine["load_average"]
+    yield (
+        f"{machine['cores']} cores, load average {begun[0]:.1f} before and {ended[0]:.1f} after, "
+        f"Python {machine['python']}, SQLite {machine['sqlite']}"
+    )
+    yield f"4 KiB are durable after {machine['sync_ms']:.2f} ms (median)"
+    yield f"{found['gpus']:,} GPUs, {found['instances']:,} instances placed beforehand"
+    for name, text in WHAT.items():
+        yield f"  {name:19} {text}"
+    yield from rows(found["points"])
+    yield "  with a commit for every request:"
+    yield from itertools.islice(rows(found["single"]), 1, None)
+    yield "durable requests to no-op requests, at the same number of clients:"
+    for clients, ratio in told["durable_to_no_op"].items():
+        other = told["durable_to_refused"][clients]
+        yield f"  {clients:7} {verdict(ratio, TARGET_RATIO)}, to refused POSTs {other:.2f}"
+    yield f"  the best of each: {verdict(told['best_to_best'], TARGET_RATIO)}"
+    yield "group commit to a commit for every request:"
+    for clients, ratio in told["group_to_single"].items():
+        yield f"  {clients:7} {ratio:.2f} over HTTP"
+    pair = found["writer"][0]
+    group = statistics.median(pair["group_per_second"] for pair in found["writer"])
+    single = statistics.median(pair["single_per_second"] for pair in found["writer"])
+    yield (
+        f"  {pair['clients']:7} {verdict(told['group_to_single_writer'], TARGET_GROUP)} in the "
+        f"writer alone: {group:,.0f} and {single:,.0f} requests/s"
+    )
+
+
+class ProfiledWriter(Writer):
+    """A writer that keeps count of where its time goes, from its first request on."""
+
+    profile = cProfile.Profile()
+
+    def _round(self, desk: Desk, jobs: list[Job], now: float) -> None:
+        self.profile.runcall(super()._round, desk, jobs, now)
+
+
+def profiles(folder: Path, clients: int, options: argparse.Namespace) -> Iterator[str]:
+    """Where the time of the event loop goes, and that of the writer; profiling makes both slow."""
+    kept = folder / "profile"
+    with Bench(options.seconds) as bench, Server(folder / "server", str(kept)) as server:
+        server.furnish(options.gpus, options.instances)
+        server.signal(signal.SIGUSR1)
+        point = bench.point(server, DURABLE, clients)
+        server.signal(signal.SIGUSR2)
+    rate = point["per_second"] * (options.seconds + WARM_UP_SECONDS)
+    yield f"the event loop, {clients} clients, microseconds a request:"
+    yield from _costs(pstats.Stats(str(kept)), rate)
+    rate = options.seconds + WARM_UP_SECONDS
+    rate *= measure_writer(folder / "w", MAX_BATCH, clients, options.seconds, ProfiledWriter)
+    yield f"the writer alone, {clients} clients, microseconds a request:"
+    yield from _costs(pstats.Stats(ProfiledWriter.profile), rate)
+
+
+def _costs(stats: pstats.Stats, requests: float) -> Iterator[str]:
+    """The most expensive functions by what they cost themselves."""
+    known = stats.stats.items()  # type: ignore[attr-defined]
+    costly = sorted(known, key=lambda item: -float(item[1][2]))
+    yield f"  {'itself':>8} {'with all':>8} {'calls':>6}"
+    for (file, line, name), (_, calls, own, whole, _) in costly[:25]:
+        where = f"{'/'.join(Path(file).parts[-2:])}:{line}" if line else ""
+        yield (
+            f"  {1e6 * own / requests:8.1f} {1e6 * whole / requests:8.1f} {calls / requests:6.2f}"
+            f"  {name} {where}"
+        )
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--serve-otherwise"]:
+        serve_otherwise(sys.argv[2], sys.argv[3:])
+    else:
+        main()

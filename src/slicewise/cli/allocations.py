@@ -1,0 +1,391 @@
+"""`slicewise submit`, `release`, `ls`, `show`, `explain`, `queue`: allocations of a service."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from slicewise.cli import completion
+from slicewise.cli.connection import DEFAULT_SERVER, Server, TokenFile, connect
+from slicewise.cli.options import AsJson
+from slicewise.cli.telling import (
+    clean,
+    ending,
+    fold,
+    pairs,
+    place,
+    print_columns,
+    say,
+    short,
+    show_json,
+    wanted,
+)
+from slicewise.core.errors import SlicewiseError
+from slicewise.core.request import Need
+
+if TYPE_CHECKING:
+    from slicewise.control.reports import Cost, DryRun
+    from slicewise.control.wire import AllocationView
+
+Want = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="PROFILE",
+        help="The profile, such as 3g.40gb; or give a need.",
+        autocompletion=completion.profiles,
+    ),
+]
+Compute = Annotated[
+    int | None, typer.Option(metavar="N", help="Need: at least so many compute slices.")
+]
+Memory = Annotated[float | None, typer.Option(metavar="GB", help="Need: at least so much memory.")]
+Models = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model",
+        metavar="NAME",
+        help="On this GPU model; may be repeated.",
+        autocompletion=completion.models,
+    ),
+]
+Count = Annotated[int, typer.Option(metavar="N", help="So many instances, all or none.")]
+ForTenant = Annotated[
+    str | None,
+    typer.Option(
+        "--tenant",
+        metavar="NAME",
+        help="For this tenant; a tenant's own token is for that one.",
+        autocompletion=completion.tenants,
+    ),
+]
+Label = Annotated[
+    list[str] | None, typer.Option(metavar="KEY=VALUE", help="A label; may be repeated.")
+]
+
+
+class StateName(StrEnum):
+    """The states of an allocation by name."""
+
+    QUEUED = "queued"
+    PLACED = "placed"
+    RELEASED = "released"
+    CANCELLED = "cancelled"
+
+
+def submit(
+    profile: Want = None,
+    compute: Compute = None,
+    memory: Memory = None,
+    model: Models = None,
+    count: Count = 1,
+    wait: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Wait in the queue for so long.")
+    ] = 0,
+    until_placed: Annotated[
+        bool, typer.Option("--until-placed", help="Come back when it waits no more.")
+    ] = False,
+    lease: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="End by itself after so long.")
+    ] = None,
+    priority: Annotated[int, typer.Option(metavar="N", help="In the queue: higher first.")] = 0,
+    label: Label = None,
+    tenant: ForTenant = None,
+    key: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="Idempotency key: the same key, the same allocation."),
+    ] = None,
+    server: Server = DEFAULT_SERVER,
+    token_file: TokenFile = None,
+    json: AsJson = False,
+) -> None:
+    """Ask a service for an instance; exits with 1 when it is rejected."""
+    want, labels = _want(profile, compute, memory), parse_labels(label)
+    with connect(server, token_file) as client:
+        from slicewise.client import RejectedError
+
+        try:
+            allocation = client.allocate(
+                want,
+                models=model or (),
+                count=count,
+                wait_seconds=wait,
+                lease_seconds=lease,
+                priority=priority,
+                labels=labels,
+                tenant=tenant,
+                idempotency_key=key,
+            )
+        except RejectedError as rejection:
+            if json:
+                show_json(rejection.problem)
+            else:
+                typer.echo(f"rejected ({rejection.reason}): {rejection}", err=True)
+            raise typer.Exit(1) from None
+        if until_placed and allocation.state == "queued":
+            allocation = client.wait_until_placed(allocation.id)
+    say(allocation, json, "\n".join(_outcome(allocation)))
+    if allocation.state == "cancelled":
+        raise typer.Exit(1)
+
+
+def _outcome(one: AllocationView) -> Iterator[str]:
+    """What became of a request: a line, or one for each instance."""
+    if one.waiting is not None:
+        yield f"{one.id} waits, number {one.waiting.position} in the queue: {one.waiting.detail}"
+    elif one.state == "placed":
+        yield from (f"{one.id} {place(part)}" for part in one.instances)
+    else:
+        yield f"{one.id} {ending(one)}"
+
+
+def release(
+    identity: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="ID...", help="The allocations.", autocompletion=completion.allocations
+        ),
+    ],
+    server: Server = DEFAULT_SERVER,
+    token_file: TokenFile = None,
+    json: AsJson = False,
+) -> None:
+    """End allocations of a service, or take them out of its queue."""
+    ended: list[AllocationView] = []
+    problems: list[str] = []
+    with connect(server, token_file) as client:
+        from slicewise.client import ApiError
+
+        for one in identity:
+            try:
+                ended.append(client.release(one))
+            except ApiError as error:
+                if error.status != 404:
+                    raise
+                problems.append(str(error))
+    if json:
+        show_json(ended)
+    else:
+        for allocation in ended:
+            typer.echo(f"{allocation.id} {ending(allocation)}")
+    if problems:
+        raise SlicewiseError("; ".join(problems))
+
+
+def ls(
+    state: Annotated[StateName | None, typer.Option(help="In this state.")] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Of this profile.", autocompletion=completion.profiles),
+    ] = None,
+    node: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="On this node.", autocompletion=completion.nodes),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="On this GPU model.", autocompletion=completion.models),
+    ] = None,
+    tenant: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Of this tenant.", autocompletion=completion.tenants),
+    ] = None,
+    label: Label = None,
+    limit: Annotated[int, typer.Option(metavar="N", help="No more than so many.")] = 1000,
+    server: Server = DEFAULT_SERVER,
+    token_file: TokenFile = None,
+    json: AsJson = False,
+) -> None:
+    """List the allocations of a service: those that live, unless a state is named."""
+    if limit < 1:
+        raise SlicewiseError(f"limit must be at least 1, not {limit}")
+    labels = parse_labels(label)
+    with connect(server, token_file) as client:
+        found = client.allocations(
+            labels=labels, state=state, profile=profile, node=node, model=model, tenant=tenant
+        )
+        shown = list(islice(found, limit))
+        more = next(found, None) is not None
+    if json:
+        show_json(shown)
+    else:
+        print_columns(
+            ("Allocation", "State", "Tenant", "Profile", "Node", "GPU", "At", "Since"),
+            [row for one in shown for row in _rows(one)],
+            "no allocations",
+        )
+    if more:
+        typer.echo(f"there are more than {limit}: --limit N shows them", err=True)
+
+
+def _rows(one: AllocationView) -> Iterator[tuple[str, ...]]:
+    since = short(one.ended_at or one.placed_at or one.requested_at)
+    head = one.id, one.state, one.tenant
+    for part in one.instances:
+        yield (*head, part.profile, part.node, str(part.gpu), str(part.start), since)
+    if not one.instances:
+        yield (*head, wanted(one), "", "", "", since)
+
+
+def queue(
+    server: Server = DEFAULT_SERVER, token_file: TokenFile = None, json: AsJson = False
+) -> None:
+    """Show who waits for room in a service, in order."""
+    with connect(server, token_file) as client:
+        waiting = list(client.queue())
+    if json:
+        show_json(waiting)
+        return
+    rows = [
+        (
+            str(number),
+            one.id,
+            one.tenant,
+            str(one.priority),
+            short(one.requested_at),
+            short(one.waiting.deadline) if one.waiting else "",
+            wanted(one),
+        )
+        for number, one in enumerate(waiting, 1)
+    ]
+    header = ("#", "Allocation", "Tenant", "Priority", "Since", "Until", "Wants")
+    print_columns(header, rows, "nobody waits")
+
+
+def show(
+    identity: Annotated[
+        str,
+        typer.Argument(metavar="ID", help="The allocation.", autocompletion=completion.allocations),
+    ],
+    server: Server = DEFAULT_SERVER,
+    token_file: TokenFile = None,
+    json: AsJson = False,
+) -> None:
+    """Show one allocation of a service, living or ended."""
+    with connect(server, token_file) as client:
+        one = client.allocation(identity)
+    facts = (fold(f"{name:<11}{clean(value)}", 11) for name, value in _facts(one) if value)
+    say(one, json, "\n".join(facts))
+
+
+def _facts(one: AllocationView) -> Iterator[tuple[str, str | None]]:
+    """What there is to say about an allocation; what is empty goes unsaid."""
+    yield "allocation", one.id
+    yield "state", ending(one)
+    yield "tenant", one.tenant
+    yield "wants", wanted(one)
+    yield "priority", str(one.priority) if one.priority else None
+    yield "labels", pairs(one.labels)
+    yield "requested", one.requested_at
+    if one.waiting is not None:
+        yield "waits", f"number {one.waiting.position} in the queue: {one.waiting.detail}"
+        yield "until", one.waiting.deadline
+    yield "placed", one.placed_at
+    for part in one.instances:
+        yield "instance", f"{place(part)} ({part.model})"
+    yield "lease ends", one.ends_at
+    yield "ended", one.ended_at
+
+
+def explain(
+    profile: Want = None,
+    compute: Compute = None,
+    memory: Memory = None,
+    model: Models = None,
+    count: Count = 1,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Also say where this policy would go; may be repeated.",
+            autocompletion=completion.policies,
+        ),
+    ] = None,
+    tenant: ForTenant = None,
+    server: Server = DEFAULT_SERVER,
+    token_file: TokenFile = None,
+    json: AsJson = False,
+) -> None:
+    """Say where a request would go now, what that costs, and why other places lose."""
+    want = _want(profile, compute, memory)
+    with connect(server, token_file) as client:
+        found = client.dry_run(
+            want, policies=policy or (), models=model or (), count=count, tenant=tenant
+        )
+    if json:
+        show_json(found)
+    else:
+        _print_dry_run(found)
+
+
+def _print_dry_run(found: DryRun) -> None:
+    reason = f" ({found.reason})" if found.reason else ""
+    typer.echo(f"{found.outcome}{reason}: {found.detail}")
+    if len(found.instances) > 1:
+        for part in found.instances:
+            typer.echo(f"  {place(part)}")
+    if found.cost is not None:
+        typer.echo(f"  by {found.policy}, at the cost of {_cost(found.cost)}")
+    if found.ahead:
+        who = "request waits and is" if found.ahead == 1 else "requests wait and are"
+        typer.echo(f"  {found.ahead} {who} served first")
+    if found.alternatives:
+        rows = [
+            (
+                f"{other.node} GPU {other.gpu}",
+                other.mask,
+                str(other.start),
+                f"{other.cost.fragmentation.partial:+g}",
+                str(other.cost.placements_lost),
+                str(other.alike),
+                other.why,
+            )
+            for other in found.alternatives
+        ]
+        typer.echo()
+        print_columns(("Instead", "Slices", "At", "F", "Lost", "Alike", "Why not"), rows)
+    if found.policies:
+        typer.echo()
+        print_columns(
+            ("Policy", "Would go to"),
+            [
+                (
+                    choice.policy,
+                    f"{choice.spot.node} GPU {choice.spot.gpu} at slice {choice.spot.start}, "
+                    f"{_cost(choice.cost)}"
+                    if choice.spot is not None and choice.cost is not None
+                    else f"nowhere: {choice.detail}",
+                )
+                for choice in found.policies
+            ],
+        )
+
+
+def _cost(cost: Cost) -> str:
+    return f"F {cost.fragmentation.partial:+g} and {cost.placements_lost} open placements"
+
+
+def _want(profile: str | None, compute: int | None, memory: float | None) -> str | Need:
+    if profile is not None:
+        if compute is not None or memory is not None:
+            raise SlicewiseError("a profile or a need (--compute, --memory), not both")
+        return profile
+    if compute is None and memory is None:
+        raise SlicewiseError("name a profile, or a need with --compute and --memory")
+    return Need(compute or 0, memory or 0.0)
+
+
+def parse_labels(given: list[str] | None) -> dict[str, str]:
+    """Labels written as KEY=VALUE."""
+    labels: dict[str, str] = {}
+    for text in given or ():
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise SlicewiseError(f"label {text!r} is not KEY=VALUE")
+        if key in labels:
+            raise SlicewiseError(f"label {key!r} is given twice")
+        labels[key] = value
+    return labels

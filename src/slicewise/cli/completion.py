@@ -1,0 +1,86 @@
+"""What the shell offers to complete: names that are known here, and those a service tells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from slicewise.catalog import Catalog
+from slicewise.cli.connection import DEFAULT_SERVER, connect
+from slicewise.core.errors import SlicewiseError
+from slicewise.policies.registry import policy_names
+
+if TYPE_CHECKING:
+    from slicewise.client import Client
+
+_MOST = 100
+"""Names to offer; more would help nobody."""
+
+
+def models(incomplete: str) -> list[str]:
+    """The GPU models that can be scheduled."""
+    names = (entry.model for entry in Catalog.builtin().entries() if entry.geometry is not None)
+    return _beginning(incomplete, names)
+
+
+def profiles(incomplete: str) -> list[str]:
+    """The profiles of all models."""
+    geometries = (entry.geometry for entry in Catalog.builtin().entries())
+    return _beginning(
+        incomplete,
+        dict.fromkeys(p.name for geometry in geometries if geometry for p in geometry.profiles),
+    )
+
+
+def policies(incomplete: str) -> list[str]:
+    """The policies."""
+    return _beginning(incomplete, policy_names())
+
+
+def allocations(context: typer.Context, incomplete: str) -> list[str]:
+    """The allocations that live."""
+    return _asked(context, incomplete, lambda client: (one.id for one in client.allocations()))
+
+
+def nodes(context: typer.Context, incomplete: str) -> list[str]:
+    """The nodes."""
+    return _asked(context, incomplete, lambda client: (node.name for node in client.nodes()))
+
+
+def tenants(context: typer.Context, incomplete: str) -> list[str]:
+    """The tenants."""
+    return _asked(context, incomplete, lambda client: (one.name for one in client.tenants()))
+
+
+def tokens(context: typer.Context, incomplete: str) -> list[str]:
+    """The tokens."""
+    return _asked(context, incomplete, lambda client: (one.id for one in client.tokens()))
+
+
+def _beginning(incomplete: str, names: Iterable[str]) -> list[str]:
+    found: list[str] = []
+    for name in names:
+        if name.startswith(incomplete):
+            found.append(name)
+            if len(found) == _MOST:
+                break
+    return found
+
+
+def _asked(
+    context: typer.Context, incomplete: str, names: Callable[[Client], Iterable[str]]
+) -> list[str]:
+    """What the service tells; nothing where it cannot be asked, for nobody could read why."""
+    file = context.params.get("token_file")
+    try:
+        with connect(
+            context.params.get("server") or DEFAULT_SERVER,
+            None if file is None else Path(file),
+            patience=0,
+        ) as client:
+            return _beginning(incomplete, names(client))
+    except SlicewiseError:
+        return []

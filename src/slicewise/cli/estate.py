@@ -1,0 +1,398 @@
+"""`slicewise nodes`, `tenants` and `tokens`: what a service runs on, and for whom."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from slicewise.cli import completion
+from slicewise.cli.allocations import Label, parse_labels
+from slicewise.cli.connection import DEFAULT_SERVER, Server, TokenFile, connect
+from slicewise.cli.options import AsJson
+from slicewise.cli.telling import pairs, print_columns, say, short, show_json
+from slicewise.core.errors import SlicewiseError
+
+if TYPE_CHECKING:
+    from slicewise.control.wire import TenantView
+
+_CONTEXT: Any = {"help_option_names": ["-h", "--help"]}
+nodes = typer.Typer(context_settings=_CONTEXT, rich_markup_mode=None)
+tenants = typer.Typer(context_settings=_CONTEXT, rich_markup_mode=None)
+tokens = typer.Typer(context_settings=_CONTEXT, rich_markup_mode=None)
+
+NewName = Annotated[str, typer.Argument(metavar="NAME")]
+NodeName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.nodes)]
+TenantName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.tenants)]
+MemorySlices = Annotated[
+    str | None, typer.Option(metavar="N", help="Memory slices held at a time.")
+]
+ComputeSlices = Annotated[
+    str | None, typer.Option(metavar="N", help="Compute slices held at a time.")
+]
+Instances = Annotated[str | None, typer.Option(metavar="N", help="Instances held at a time.")]
+Rate = Annotated[str | None, typer.Option(metavar="N", help="Requests a second.")]
+MaxPriority = Annotated[str | None, typer.Option(metavar="N", help="Highest priority it may use.")]
+
+
+class RoleName(StrEnum):
+    """The roles of tokens by name."""
+
+    ADMIN = "admin"
+    OPERATOR = "operator"
+    TENANT = "tenant"
+    AGENT = "agent"
+    READ_ONLY = "read-only"
+
+
+def _lists(context: typer.Context) -> bool:
+    """Whether the group stands alone, to list; options between it and a command would be lost."""
+    command = context.invoked_subcommand
+    if command is None:
+        return True
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            option = "--" + name.replace("_", "-")
+            raise SlicewiseError(f"give {option} behind {command!r}, not before it")
+    return False
+
+
+# Nodes
+
+
+@nodes.callback(invoke_without_command=True)
+def _list_nodes(
+    context: typer.Context,
+    server: Server = DEFAULT_SERVER,
+    token_file: TokenFile = None,
+    json: AsJson = False,
+) -> None:
+    """List the nodes of a service; or add, cordon, drain and remove them."""
+    if not _lists(context):
+        return
+    with connect(server, token_file) as client:
+        found = list(client.nodes())
+    if json:
+        show_json(found)
+        return
+    rows = [
+        (
+            node.name,
+            node.model,
+            str(node.gpus),
+            node.state,
+            str(node.instances),
+            f"{node.free_slices}/{node.slices}",
+            pairs(node.labels),
+        )
+        for node in found
+    ]
+    header = ("Node", "Model", "GPUs", "State", "Instances", "Free slices", "Labels")
+    print_columns(header, rows, "no nodes")
+
+
+@nodes.command("add")
+def _add_node(
+    name: NewName,
+    model: Annotated[
+        str, typer.Option(metavar="NAME", help="GPU model.", autocompletion=completion.models)
+    ],
+    gpus: Annotated[int, typer.Option(metavar="N", help="How many GPUs it has.")],
+    label: Label = None,
+    server: Server = DEFAULT_SERVER,
+    token_file: TokenFile = None,
+    json: AsJson = False,
+) -> None:
+    """Register a node."""
+    labels = parse_labels(label)
+    with connect(server, token_file) as client:
+        node = client.add_node(name, model, gpus, labels=labels)
+    say(node, json, f"{node.name}: {node.gpus} x {node.model}, {node.state}")
+
+
+@nodes.command("cordon")
+def _cordon(
+    name: NodeName,
+    server: Server = DEFAULT_SERVER,
+    token_file: TokenFile = None,
+    json: AsJson = False,
+) -> None:
+    """Let a node take no new instances; what runs there stays."""
+    with connect(server, token_file) as client:
+        node = client.cordon(name)
+    say(node, json, f"{node.name}: {node.state}")
+
+
+@nodes.command("uncordon")
+def _uncordon(
+    name: NodeName,
+    server: Server = DEFAULT_SERVER,
+    token_file: TokenFile = None,
+    json: AsJson = False,
+) -> None:
+    """Let a node take new instances again."""
+    with connect(server, token_file) as client:
+        node = client.uncordon(name)
+    say(node, json, f"{node.name}: {node.state}")
+
+
+@nodes.command("drain")
+def _drain(
+    name: NodeName,
+    evict: Annotated[bool, typer.Option("--evict", help="End what is on it; do not wait.")] = False,
+    server: Server = DEFAULT_SERVER,
+    token_file: TokenFile = None,
+    json: AsJson = False,
+) -> None:
+    """Let a node become empty: no new instances, and it is drained when the last one ends."""
+    with connect(server, token_file) as client:
+        node = client.drain(name, evict=evict)
+    left = {0: "", 1: ", 1 instance left"}.get(node.instances, f", {node.instances} instances left")
+    say(node, json, f"{node.name}: {node.state}{left}")
+
+
+@nodes.command("rm")
+def _remove_node(
+    name: NodeName,
+    server: Server = DEFAULT_SERVER,
+    token_file: TokenFile = None,
+    json: AsJson = False,
+) -> None:
+    """Remove a node that is empty."""
+    with connect(server, token_file) as client:
+        node = client.remove_node(name)
+    say(node, json, f"{node.name}: removed")
+
+
+# Tenants
+
+
+@tenants.callback(invoke_without_command=True)
+def _list_tenants(
+    context: typer.Context,
+    server: Server = DEFAULT_SERVER,
+    token_file: TokenFile = None,
+    json: AsJson = False,
+) -> None:
+    """List the tenants of a service, what they hold of what they may; or change them."""
+    if not _lists(context):
+        return
+    with connect(server, token_file) as client:
+        found = list(client.tenants())
+    if json:
+        show_json(found)
+        return
+    header = ("Tenant", "Memory", "Compute", "Instances", "Waiting", "Rate", "Priority")
+    print_columns(header, [_holdings(tenant) for tenant in found], "no tenants")
+
+
+def _holdings(tenant: TenantView) -> tuple[str, ...]:
+    def share(used: int, limit: int | None) -> str:
+        return f"{used}" if limit is None else f"{used}/{limit}"
+
+    usage, quota = tenant.usage, tenant.quota
+    rate, priority = quota.requests_per_second, quota.max_priority
+    return (
+        tenant.name,
+        share(usage.memory_slices, quota.memory_slices),
+        share(usage.compute_slices, quota.compute_slices),
+        share(usage.instances, quota.instances),
+        str(usage.waiting),
+        "" if rate is None else f"{rate:g}/s",
+        "" if priority is None else f"up to {priority}",
+    )
+
+
+def _limits(**given: str | None) -> dict[str, Any]:
+    """The limits that were given, `none` as None."""
+    limits: dict[str, Any] = {}
+    for name, text in given.items():
+        if text is None:
+            continue
+        if text == "none":
+            limits[name] = None
+            continue
+        option = "--" + name.replace("_", "-")
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        whole = name != "requests_per_second"
+        if not math.isfinite(number) or (whole and number != int(number)):
+            kind = "a whole number" if whole else "a number"
+            raise SlicewiseError(f"{option} must be {kind} or none, not {text!r}")
+        limits[name] = int(number) if whole else number
+    return limits
+
+
+@tenants.command("add")
+def _add_tenant(
+    name: NewName,
+    memory_slices: MemorySlices = None,
+    compute_slices: ComputeSlices = None,
+    instances: Instances = None,
+    requests_per_second: Rate = None,
+    max_priority: MaxPriority = None,
+    server: Server = DEFAULT_SERVER,
+    token_file: TokenFile = None,
+    json: AsJson = False,
+) -> None:
+    """Create a tenant, with limits where given."""
+    limits = _limits(
+        memory_slices=memory_slices,
+        compute_slices=compute_slices,
+        instances=instances,
+        requests_per_second=requests_per_second,
+        max_priority=max_priority,
+    )
+    with connect(server, token_file) as client:
+        from slicewise.client import Quota
+
+        tenant = client.add_tenant(name, Quota(**limits))
+    say(tenant, json, f"{tenant.name}: created")
+
+
+@tenants.command("quota")
+def _quota(
+    name: TenantName,
+    memory_slices: MemorySlices = None,
+    compute_slices: ComputeSlices = None,
+    instances: Instances = None,
+    requests_per_second: Rate = None,
+    max_priority: MaxPriority = None,
+    server: Server = DEFAULT_SERVER,
+    token_file: TokenFile = None,
+    json: AsJson = False,
+) -> None:
+    """Change a tenant's limits; `none` lifts one."""
+    limits = _limits(
+        memory_slices=memory_slices,
+        compute_slices=compute_slices,
+        instances=instances,
+        requests_per_second=requests_per_second,
+        max_priority=max_priority,
+    )
+    if not limits:
+        raise SlicewiseError("name at least one limit to change, such as --instances 10")
+    with connect(server, token_file) as client:
+        tenant = client.change_quota(name, **limits)
+    say(tenant, json, f"{tenant.name}: changed")
+
+
+@tenants.command("rm")
+def _remove_tenant(
+    name: TenantName,
+    server: Server = DEFAULT_SERVER,
+    token_file: TokenFile = None,
+    json: AsJson = False,
+) -> None:
+    """Remove a tenant that holds nothing; its tokens are void."""
+    with connect(server, token_file) as client:
+        tenant = client.remove_tenant(name)
+    say(tenant, json, f"{tenant.name}: removed")
+
+
+# Tokens
+
+
+@tokens.callback(invoke_without_command=True)
+def _list_tokens(
+    context: typer.Context,
+    server: Server = DEFAULT_SERVER,
+    token_file: TokenFile = None,
+    json: AsJson = False,
+) -> None:
+    """List the tokens of a service, without their secrets; or issue and revoke them."""
+    if not _lists(context):
+        return
+    with connect(server, token_file) as client:
+        found = list(client.tokens())
+    if json:
+        show_json(found)
+        return
+    rows = [
+        (t.id, t.role, t.tenant or t.node or "", short(t.expires_at) or "never", t.note)
+        for t in found
+    ]
+    print_columns(("Token", "Role", "For", "Expires", "Note"), rows, "no tokens")
+
+
+@tokens.command("issue")
+def _issue(
+    role: Annotated[RoleName, typer.Argument(help="What its bearer may do.")],
+    tenant: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="For this tenant.", autocompletion=completion.tenants),
+    ] = None,
+    node: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="An agent's node.", autocompletion=completion.nodes),
+    ] = None,
+    note: Annotated[str, typer.Option(metavar="TEXT", help="To know it by.")] = "",
+    expires_in: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Void after so long.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the secret to a new file of your own."),
+    ] = None,
+    server: Server = DEFAULT_SERVER,
+    token_file: TokenFile = None,
+    json: AsJson = False,
+) -> None:
+    """Issue a token; its secret is shown this once."""
+    with _secret_file(out) as file, connect(server, token_file) as client:
+        issued = client.issue_token(
+            role, tenant=tenant, node=node, note=note, expires_in_seconds=expires_in
+        )
+        if file is not None:
+            file.write(issued.token + "\n")
+    if json:
+        import msgspec
+
+        show_json(msgspec.structs.replace(issued, token="") if out is not None else issued)
+    elif out is not None:
+        typer.echo(f"{issued.id} {issued.role}, in {out}")
+    else:
+        typer.echo(f"{issued.id} {issued.role}\n{issued.token}")
+
+
+@contextmanager
+def _secret_file(path: Path | None) -> Iterator[IO[str] | None]:
+    """A new file that only its owner can read, open before there is a secret to keep in it."""
+    if path is None:
+        yield None
+        return
+    try:
+        number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise SlicewiseError(f"{str(path)!r} exists already: give the token a new file") from None
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise SlicewiseError(f"{str(path)!r} cannot be written: {why}") from None
+    try:
+        with os.fdopen(number, "w", encoding="utf-8") as file:
+            yield file
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+
+
+@tokens.command("revoke")
+def _revoke(
+    identity: Annotated[str, typer.Argument(metavar="ID", autocompletion=completion.tokens)],
+    server: Server = DEFAULT_SERVER,
+    token_file: TokenFile = None,
+    json: AsJson = False,
+) -> None:
+    """Make a token void."""
+    with connect(server, token_file) as client:
+        gone = client.revoke_token(identity)
+    say(gone, json, f"{gone.id}: revoked")

@@ -1,0 +1,115 @@
+"""`slicewise events` and `top`: watching a service."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.live import Live
+
+from slicewise.cli.connection import DEFAULT_SERVER, PATIENCE, Server, TokenFile, connect, helpful
+from slicewise.cli.connection import token as token_of
+from slicewise.cli.options import AsJson
+from slicewise.cli.screen import DETAILED_GPUS, Pulse, screen
+from slicewise.cli.telling import show_json
+from slicewise.core.errors import SlicewiseError
+
+if TYPE_CHECKING:
+    from slicewise.client import AsyncClient, ClusterView
+
+
+def events(
+    after: Annotated[
+        int | None,
+        typer.Option(metavar="SEQ", help="From behind this event on; 0 is from the first."),
+    ] = None,
+    count: Annotated[
+        int | None, typer.Option(metavar="N", help="End after so many; otherwise go on for ever.")
+    ] = None,
+    server: Server = DEFAULT_SERVER,
+    token_file: TokenFile = None,
+    json: AsJson = False,
+) -> None:
+    """Show what happens in a service as it happens; a broken connection is taken up again."""
+    if count is not None and count < 1:
+        raise SlicewiseError(f"count must be at least 1, not {count}")
+    if after is not None and after < 0:
+        raise SlicewiseError(f"after must be at least 0, not {after}")
+    with connect(server, token_file) as client, closing(client.events(after)) as stream:
+        import msgspec
+
+        from slicewise.cli.event_text import event_line
+
+        try:
+            for seen, event in enumerate(stream, 1):
+                # One JSON document a line: there may be no end to wait for.
+                typer.echo(msgspec.json.encode(event).decode() if json else event_line(event))
+                if seen == count:
+                    return
+        except KeyboardInterrupt:
+            return  # the usual way to stop looking
+
+
+def top(
+    interval: Annotated[float, typer.Option(metavar="SECONDS", help="How often to look.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
+    server: Server = DEFAULT_SERVER,
+    token_file: TokenFile = None,
+    json: AsJson = False,
+) -> None:
+    """Watch a service: its GPUs slice by slice, what is left, who waits, how fast it goes."""
+    if not 0.1 <= interval <= 3600:
+        raise SlicewiseError(f"interval must be 0.1 to 3600 seconds, not {interval}")
+    console = Console(highlight=False)
+    if json or once or not console.is_terminal:
+        with connect(server, token_file) as client:
+            view = client.cluster(gpus=True)
+        if json:
+            show_json(view)
+        else:
+            console.print(screen(view, console))
+        return
+    try:
+        asyncio.run(_watch(console, interval, server, token_file))
+    except KeyboardInterrupt:
+        return
+
+
+async def _watch(console: Console, interval: float, server: str, token_file: Path | None) -> None:
+    """Look and draw, again and again, while another task counts what happens."""
+    with helpful(server, token_file):
+        from slicewise.client import AsyncClient, UnreachableError
+
+        async with AsyncClient(server, token_of(token_file), patience=PATIENCE) as client:
+            view = await _look(client, None)
+            pulse = Pulse(time.monotonic())
+            listening = asyncio.create_task(_listen(client, pulse))
+            trouble = ""
+            try:
+                with Live(console=console, screen=True, auto_refresh=False) as live:
+                    while True:
+                        rates = None if listening.done() else pulse.rates(time.monotonic())
+                        live.update(screen(view, console, rates, trouble), refresh=True)
+                        await asyncio.sleep(interval)
+                        try:
+                            view, trouble = await _look(client, view), ""
+                        except UnreachableError as error:
+                            trouble = str(error)  # it may come back: what was seen last stays
+            finally:
+                listening.cancel()
+                await asyncio.wait({listening})
+
+
+async def _look(client: AsyncClient, last: ClusterView | None) -> ClusterView:
+    """The cluster, with single GPUs unless there were too many to show."""
+    return await client.cluster(gpus=last is None or last.gpus <= DETAILED_GPUS)
+
+
+async def _listen(client: AsyncClient, pulse: Pulse) -> None:
+    async for event in client.events():
+        pulse.note(time.monotonic(), event.kind)

@@ -1,0 +1,409 @@
+"""The client that is awaited: the same calls as `blocking` has."""
+
+from __future__ import annotations
+
+import ssl
+from asyncio import sleep
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from types import TracebackType
+from typing import TypeVar
+
+import httpx
+from msgspec import UNSET, UnsetType
+
+from slicewise.client import calls
+from slicewise.client.calls import Call, P, Pages, body_of
+from slicewise.client.exchange import (
+    PATIENCE,
+    TIMEOUT,
+    Again,
+    Exchange,
+    Trip,
+    pauses,
+    timeouts,
+)
+from slicewise.client.following import STREAM_TIMEOUT, Following, place_of
+from slicewise.client.proxies import usable_settings
+from slicewise.control.entries import Role
+from slicewise.control.reports import (
+    ClusterView,
+    DryRun,
+    EventView,
+    ModelView,
+    MoveBody,
+    NodeDetail,
+    PlanView,
+    PolicyView,
+    QuotaPatch,
+    Readiness,
+    WhoView,
+)
+from slicewise.control.wire import (
+    AllocationBody,
+    AllocationView,
+    NewTokenView,
+    NodeView,
+    Quota,
+    TenantView,
+    TokenView,
+)
+from slicewise.core.request import Need
+
+T = TypeVar("T")
+
+
+class AsyncClient:
+    """Asks the service without blocking the event loop.
+
+    ``server`` may name several processes of one service, with commas between; whichever leads is
+    found. When servers fail, what may be sent again is sent again for ``patience`` seconds.
+    """
+
+    def __init__(
+        self,
+        server: str | Sequence[str],
+        token: str,
+        *,
+        timeout: float = TIMEOUT,
+        patience: float = PATIENCE,
+        verify: bool | ssl.SSLContext = True,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._exchange = Exchange(server, token, patience)
+        with usable_settings():
+            self._http = httpx.AsyncClient(
+                timeout=timeouts(timeout), verify=verify, transport=transport
+            )
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def _do(self, call: Call[T], key: str | None = None) -> T:
+        trip = Trip(self._exchange, call, key)
+        while True:
+            try:
+                response = await self._http.request(
+                    call.method,
+                    trip.url,
+                    params=call.query,
+                    content=call.body,
+                    headers=trip.headers,
+                )
+            except httpx.RequestError as error:
+                await sleep(trip.failed(error).pause)
+                continue
+            answer = trip.read(response)
+            if not isinstance(answer, Again):
+                return answer
+            await sleep(answer.pause)
+
+    async def _all(self, pages: Pages[P, T]) -> AsyncIterator[T]:
+        call: Call[P] | None = pages.first
+        while call is not None:
+            page = await self._do(call)
+            for one in pages.items(page):
+                yield one
+            call = pages.behind(page)
+
+    # Allocations
+
+    async def allocate(
+        self,
+        want: str | Need,
+        *,
+        models: str | Sequence[str] = (),
+        count: int = 1,
+        priority: int = 0,
+        wait_seconds: float = 0,
+        lease_seconds: float | None = None,
+        labels: Mapping[str, str] | None = None,
+        tenant: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> AllocationView:
+        """Create an allocation of a profile or a need.
+
+        If ``wait_seconds`` was given it may be queued when this returns: see `wait_until_placed`.
+        A rejection raises `RejectedError`.
+        """
+        body = body_of(
+            want,
+            models=models,
+            count=count,
+            priority=priority,
+            wait_seconds=wait_seconds,
+            lease_seconds=lease_seconds,
+            labels=labels,
+            tenant=tenant,
+        )
+        return await self._do(calls.allocate(body), idempotency_key)
+
+    async def allocate_all(
+        self, bodies: Sequence[AllocationBody], *, idempotency_key: str | None = None
+    ) -> tuple[AllocationView, ...]:
+        """Create several allocations, all or none."""
+        return (await self._do(calls.allocate_all(bodies), idempotency_key)).allocations
+
+    async def wait_until_placed(self, identity: str) -> AllocationView:
+        """Wait until an allocation is in the queue no more; it is placed then, or has ended."""
+        after = place_of(await self.readiness())
+        found = await self.allocation(identity)
+        if found.state != "queued":
+            return found
+        async with aclosing(self.events(after)) as events:
+            async for event in events:
+                if event.subject == identity:
+                    break
+        wait = pauses()
+        while (found := await self.allocation(identity)).state == "queued":
+            await sleep(next(wait))  # this server has not heard of it yet
+        return found
+
+    async def dry_run(
+        self,
+        want: str | Need,
+        *,
+        models: str | Sequence[str] = (),
+        count: int = 1,
+        priority: int = 0,
+        wait_seconds: float = 0,
+        tenant: str | None = None,
+        policies: str | Sequence[str] = (),
+        alternatives: int | None = None,
+    ) -> DryRun:
+        """Where a request would go and what it would cost, without it happening.
+
+        ``policies`` are asked as well; ``alternatives`` is how many other places to tell of.
+        """
+        body = body_of(
+            want,
+            models=models,
+            count=count,
+            priority=priority,
+            wait_seconds=wait_seconds,
+            tenant=tenant,
+        )
+        return await self._do(calls.dry_run(body, policies, alternatives))
+
+    async def release(self, identity: str, *, idempotency_key: str | None = None) -> AllocationView:
+        """End an allocation; ending it again changes nothing."""
+        return await self._do(calls.release(identity), idempotency_key)
+
+    async def allocation(self, identity: str) -> AllocationView:
+        """One allocation, living or ended."""
+        return await self._do(calls.allocation(identity))
+
+    def allocations(
+        self,
+        *,
+        state: str | None = None,
+        profile: str | None = None,
+        node: str | None = None,
+        model: str | None = None,
+        tenant: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        page_size: int | None = None,
+    ) -> AsyncIterator[AllocationView]:
+        """All allocations that match, page by page as they are needed.
+
+        Those that live, the oldest first; of state released or cancelled, the latest first.
+        """
+        return self._all(
+            calls.allocations(
+                labels,
+                state=state,
+                profile=profile,
+                node=node,
+                model=model,
+                tenant=tenant,
+                limit=page_size,
+            )
+        )
+
+    def queue(self) -> AsyncIterator[AllocationView]:
+        """Those who wait, in the order in which they are served."""
+        return self._all(calls.queue())
+
+    # Nodes
+
+    async def add_node(
+        self,
+        name: str,
+        model: str,
+        gpus: int,
+        *,
+        labels: Mapping[str, str] | None = None,
+        idempotency_key: str | None = None,
+    ) -> NodeView:
+        """Register a node."""
+        return await self._do(calls.add_node(name, model, gpus, labels), idempotency_key)
+
+    def nodes(self) -> AsyncIterator[NodeView]:
+        """All nodes, by name."""
+        return self._all(calls.nodes())
+
+    async def node(self, name: str) -> NodeDetail:
+        """A node and its GPUs."""
+        return await self._do(calls.node(name))
+
+    async def cordon(self, name: str) -> NodeView:
+        """Let a node take no new instances."""
+        return await self._do(calls.cordon(name))
+
+    async def uncordon(self, name: str) -> NodeView:
+        """Let a node take new instances again."""
+        return await self._do(calls.uncordon(name))
+
+    async def drain(self, name: str, *, evict: bool = False) -> NodeView:
+        """Let a node become empty: as what is on it ends, or by ending it."""
+        return await self._do(calls.drain(name, evict))
+
+    async def remove_node(self, name: str) -> NodeView:
+        """Remove an empty node."""
+        return await self._do(calls.remove_node(name))
+
+    # Tenants and tokens
+
+    async def add_tenant(self, name: str, quota: Quota | None = None) -> TenantView:
+        """Create a tenant."""
+        return await self._do(calls.add_tenant(name, quota or Quota()))
+
+    def tenants(self) -> AsyncIterator[TenantView]:
+        """All tenants, by name."""
+        return self._all(calls.tenants())
+
+    async def tenant(self, name: str) -> TenantView:
+        """One tenant."""
+        return await self._do(calls.tenant(name))
+
+    async def change_quota(
+        self,
+        name: str,
+        *,
+        memory_slices: int | UnsetType | None = UNSET,
+        compute_slices: int | UnsetType | None = UNSET,
+        instances: int | UnsetType | None = UNSET,
+        requests_per_second: float | UnsetType | None = UNSET,
+        max_priority: int | UnsetType | None = UNSET,
+    ) -> TenantView:
+        """Change what is named of a tenant's quota; None lifts a limit."""
+        changes = QuotaPatch(
+            memory_slices=memory_slices,
+            compute_slices=compute_slices,
+            instances=instances,
+            requests_per_second=requests_per_second,
+            max_priority=max_priority,
+        )
+        return await self._do(calls.change_quota(name, changes))
+
+    async def remove_tenant(self, name: str) -> TenantView:
+        """Remove a tenant that holds nothing."""
+        return await self._do(calls.remove_tenant(name))
+
+    async def issue_token(
+        self,
+        role: Role | str,
+        *,
+        tenant: str | None = None,
+        node: str | None = None,
+        note: str = "",
+        expires_in_seconds: float | None = None,
+    ) -> NewTokenView:
+        """Issue a token; its secret is shown this once."""
+        return await self._do(calls.issue_token(role, tenant, node, note, expires_in_seconds))
+
+    def tokens(self) -> AsyncIterator[TokenView]:
+        """All tokens, without their secrets."""
+        return self._all(calls.tokens())
+
+    async def revoke_token(self, identity: str) -> TokenView:
+        """Make a token void."""
+        return await self._do(calls.revoke_token(identity))
+
+    async def whoami(self) -> WhoView:
+        """Who the token belongs to."""
+        return await self._do(calls.whoami())
+
+    # The whole
+
+    async def cluster(self, *, gpus: bool = False) -> ClusterView:
+        """The cluster, with every GPU where asked for."""
+        return await self._do(calls.cluster(gpus))
+
+    async def models(self) -> tuple[ModelView, ...]:
+        """The GPU models the service knows."""
+        return (await self._do(calls.models())).models
+
+    async def policies(self) -> tuple[PolicyView, ...]:
+        """The policies the service knows."""
+        return (await self._do(calls.policies())).policies
+
+    async def plan(
+        self,
+        *,
+        profile: str | None = None,
+        model: str | None = None,
+        budget: int | None = None,
+        policy: str | None = None,
+    ) -> PlanView:
+        """Which instances to move so that a profile fits, or, without one, to win back room."""
+        return await self._do(calls.plan(profile, model, budget, policy))
+
+    async def carry_out(self, moves: Sequence[MoveBody]) -> int:
+        """Make the moves of a plan, all or none; returns how many."""
+        return (await self._do(calls.carry_out(moves))).moves
+
+    async def readiness(self) -> Readiness:
+        """Whether the server asked can do its part."""
+        return await self._do(calls.readiness())
+
+    def audit(
+        self,
+        *,
+        tenant: str | None = None,
+        subject: str | None = None,
+        kinds: str | Sequence[str] = (),
+    ) -> AsyncIterator[EventView]:
+        """The journal, the newest first."""
+        return self._all(calls.audit(tenant, subject, kinds))
+
+    async def events(self, after: int | None = None) -> AsyncGenerator[EventView, None]:
+        """What happens, as it happens, without end; a stream that breaks is taken up where it did.
+
+        From the event behind ``after`` on (0 is from the first), or from now on.
+        """
+        following = Following(
+            self._exchange, place_of(await self.readiness()) if after is None else after
+        )
+        while True:
+            try:
+                async with self._http.stream(
+                    "GET",
+                    following.url,
+                    params=following.query,
+                    headers=following.headers,
+                    timeout=STREAM_TIMEOUT,
+                ) as response:
+                    if following.begins(response):
+                        async for piece in response.aiter_bytes():
+                            for event in following.feed(piece):
+                                yield event
+                        pause = following.broke()
+                    else:
+                        await response.aread()
+                        pause = following.refused(response)
+            except httpx.RequestError as error:
+                pause = following.broke(error)
+            await sleep(pause)

@@ -1,0 +1,835 @@
+"""The commands that talk to a service, with a service to talk to."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import io
+import json
+import os
+import pty
+import re
+import signal
+import stat
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple, get_args, get_type_hints
+
+import msgspec
+import pytest
+from rich.console import Console
+from tests.client.running import Running, running
+
+from slicewise.cli import completion, telling
+from slicewise.cli.allocations import StateName
+from slicewise.cli.estate import RoleName
+from slicewise.cli.event_text import event_line
+from slicewise.cli.main import exit_status
+from slicewise.cli.screen import DETAILED_GPUS, Pulse, screen
+from slicewise.client import Client, ClusterView, EventView, NodeView
+from slicewise.control import entries
+from slicewise.control.entries import AnyEntry, Part, QuotaRecord, Role, Want
+from slicewise.control.reports import Fragmentation, GpuView, InstanceView, ModelUse
+from slicewise.control.wire import AllocationView
+
+ID = r"a[a-z2-7]{20}"
+Run = Callable[..., "Outcome"]
+
+
+class Outcome(NamedTuple):
+    """How a command ended, and what it printed."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def lines(self) -> list[list[str]]:
+        """The words of each line."""
+        return [line.split() for line in self.out.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """One service for all, with two nodes of two models."""
+    with running(tmp_path_factory.mktemp("service")) as made:
+        with Client(made.url, made.token) as client:
+            client.add_node("n1", "A100-80GB", 2)
+            client.add_node("n2", "A30-24GB", 1, labels={"rack": "r1"})
+        yield made
+
+
+@pytest.fixture
+def admin(service: Running) -> Iterator[Client]:
+    """Somebody who looks after the service; it is empty again when the test is over."""
+    with Client(service.url, service.token) as client:
+        yield client
+        for one in list(client.allocations()):
+            client.release(one.id)
+
+
+@pytest.fixture
+def run(service: Running, admin: Client, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs a command as the admin."""
+    for name in [name for name in os.environ if name.startswith("SLICEWISE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setenv("SLICEWISE_SERVER", service.url)
+    monkeypatch.setenv("SLICEWISE_TOKEN_FILE", str(service.token_file))
+    return outcome
+
+
+def outcome(*arguments: str) -> Outcome:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = exit_status(arguments)
+    return Outcome(status, out.getvalue(), err.getvalue())
+
+
+def good(run: Run, *arguments: str) -> Outcome:
+    """A command that does what it should."""
+    made = run(*arguments)
+    assert (made.status, made.err) == (0, ""), made
+    return made
+
+
+def refused(run: Run, *arguments: str) -> str:
+    """A command that is refused, in one line."""
+    made = run(*arguments)
+    assert made.status == 2, made
+    assert made.out == ""
+    assert len(made.err.splitlines()) == 1
+    return made.err.removeprefix("slicewise: error: ").strip()
+
+
+# Allocations
+
+
+def test_submit_show_ls_release(run: Run) -> None:
+    made = good(run, "submit", "3g.40gb", "--label", "app=web", "--label", "note=a=b c")
+    match = re.fullmatch(rf"({ID}) 3g\.40gb on n1 GPU 0 at slice \d\n", made.out)
+    assert match is not None
+    identity = match[1]
+    shown = good(run, "show", identity)
+    facts = dict(line.split(maxsplit=1) for line in shown.out.splitlines())
+    assert facts["allocation"] == identity
+    assert facts["state"] == "placed"
+    assert facts["wants"] == "3g.40gb"
+    assert facts["labels"] == "app=web note=a=b c"
+    assert facts["instance"].endswith("(A100-80GB)")
+    assert "ended" not in facts
+    (listed,) = good(run, "ls").lines[1:]
+    assert listed[:5] == [identity, "placed", "default", "3g.40gb", "n1"]
+    for option in (
+        ("--state", "placed"),
+        ("--profile", "3g.40gb"),
+        ("--node", "n1"),
+        ("--model", "A100-80GB"),
+        ("--tenant", "default"),
+        ("--label", "app=web", "--label", "note=a=b c"),
+    ):
+        assert identity in good(run, "ls", *option).out
+    for option in (("--state", "queued"), ("--node", "n2"), ("--label", "app=other")):
+        assert good(run, "ls", *option).out == "no allocations\n"
+    assert good(run, "release", identity).out == f"{identity} released\n"
+    assert good(run, "release", identity).out == f"{identity} released\n"  # changes nothing
+    assert "ended      20" in good(run, "show", identity).out
+    assert identity in good(run, "ls", "--state", "released").out
+
+
+def test_the_same_in_json(run: Run) -> None:
+    made = good(run, "submit", "1g.10gb", "--json").json
+    assert made["state"] == "placed"
+    assert good(run, "show", made["id"], "--json").json == made
+    assert good(run, "ls", "--json").json == [made]
+    (ended,) = good(run, "release", made["id"], "--json").json
+    assert (ended["id"], ended["state"]) == (made["id"], "released")
+    assert good(run, "queue", "--json").json == []
+    assert good(run, "ls", "--json").json == []
+
+
+def test_needs_terms_and_keys(run: Run) -> None:
+    made = good(
+        run, "submit", "--compute", "1", "--memory", "8", "--model", "a100", "--model", "A30-24GB",
+        "--count", "2", "--lease", "600", "--priority", "5", "--tenant", "default", "--key", "k1",
+    )  # fmt: skip
+    identity = made.out.split()[0]
+    assert len(made.lines) == 2
+    shown = good(run, "show", identity).out
+    assert "wants      2 x 1 compute slices and 8 GB on A100-80GB or A30-24GB\n" in shown
+    assert "priority   5\n" in shown
+    assert "lease ends 20" in shown
+    assert shown.count("instance   ") == 2
+    assert len(good(run, "ls").lines) == 3
+    again = good(
+        run, "submit", "--compute", "1", "--memory", "8", "--model", "a100", "--model", "A30-24GB",
+        "--count", "2", "--lease", "600", "--priority", "5", "--tenant", "default", "--key", "k1",
+    )  # fmt: skip
+    assert again == made
+    assert good(run, "submit", "--memory", "20").out.split()[1] in ("2g.20gb", "1g.20gb", "4g.24gb")
+
+
+def test_a_rejection_is_told_and_exits_with_one(run: Run) -> None:
+    good(run, "submit", "7g.80gb", "--count", "2")
+    told = run("submit", "1g.10gb")
+    assert (told.status, told.out) == (1, "")
+    assert re.fullmatch(r"rejected \(capacity\): no GPU has enough free for 1g\.10gb.*\n", told.err)
+    as_json = run("submit", "1g.10gb", "--json")
+    assert (as_json.status, as_json.err) == (1, "")
+    assert (as_json.json["reason"], as_json.json["status"]) == ("capacity", 409)
+
+
+def test_waiting(run: Run, admin: Client) -> None:
+    assert good(run, "queue").out == "nobody waits\n"
+    whole = good(run, "submit", "7g.80gb", "--count", "2").out.split()[0]
+    waits = good(run, "submit", "1g.10gb", "--wait", "600", "--priority", "7")
+    identity = waits.out.split()[0]
+    assert re.fullmatch(
+        rf"{ID} waits, number 1 in the queue: no GPU has enough free for .*\n", waits.out
+    )
+    header, row = good(run, "queue").lines
+    assert header == ["#", "Allocation", "Tenant", "Priority", "Since", "Until", "Wants"]
+    assert row[:4] == ["1", identity, "default", "7"]
+    assert row[-1] == "1g.10gb"
+    assert good(run, "queue", "--json").json[0]["id"] == identity
+    shown = good(run, "show", identity).out
+    assert "waits      number 1 in the queue: no GPU" in shown
+    assert "until      20" in shown
+    good(run, "release", whole)
+    assert good(run, "show", identity, "--json").json["state"] == "placed"
+    good(run, "release", identity)
+
+
+def test_waiting_until_placed(run: Run, service: Running, admin: Client) -> None:
+    assert " on n1 GPU " in good(run, "submit", "1g.10gb", "--wait", "60", "--until-placed").out
+    whole = admin.allocate("7g.80gb")
+    admin.allocate("1g.10gb", count=6)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "slicewise.cli", "submit", "7g.80gb", "--wait", "600",
+         "--until-placed"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    while not service.service.site.streams.open:
+        assert process.poll() is None
+        time.sleep(0.02)
+    admin.release(whole.id)
+    out, _ = process.communicate()
+    assert process.returncode == 0
+    assert re.fullmatch(rf"{ID} 7g\.80gb on n1 GPU \d at slice 0\n", out)
+    vain = run("submit", "7g.80gb", "--wait", "0.2", "--until-placed")
+    assert (vain.status, vain.err) == (1, "")
+    assert re.fullmatch(rf"{ID} cancelled \(waited too long\)\n", vain.out)
+
+
+def test_several_are_released_as_far_as_they_exist(run: Run) -> None:
+    first, second = (good(run, "submit", "1g.10gb").out.split()[0] for _ in range(2))
+    made = run("release", first, "nothing", second, "more")
+    assert made.status == 2
+    assert made.out == f"{first} released\n{second} released\n"
+    assert made.err == ("slicewise: error: no allocation 'nothing'; no allocation 'more'\n")
+    assert good(run, "ls").out == "no allocations\n"
+
+
+def test_a_list_that_is_cut_says_so(run: Run, admin: Client) -> None:
+    for _ in range(3):
+        admin.allocate("1g.10gb")
+    made = run("ls", "--limit", "2")
+    assert len(made.lines) == 3
+    assert made.err == "there are more than 2: --limit N shows them\n"
+    assert len(good(run, "ls", "--limit", "3").lines) == 4
+
+
+def test_explain(run: Run, admin: Client) -> None:
+    admin.allocate("1g.10gb")
+    made = good(run, "explain", "3g.40gb", "--policy", "mfi", "--policy", "worst-fit")
+    first, cost, *rest = made.out.splitlines()
+    assert re.fullmatch(r"placed: 3g\.40gb would go to GPU \d of 'n1' at slice \d", first)
+    assert re.fullmatch(r"  by least-lost, at the cost of F [+-]\d+ and \d+ open placements", cost)
+    assert rest[1].split() == ["Instead", "Slices", "At", "F", "Lost", "Alike", "Why", "not"]
+    policies = {line.split()[0] for line in rest if " GPU " in line}
+    assert policies >= {"mfi", "worst-fit"}
+    document = good(run, "explain", "3g.40gb", "--policy", "mfi", "--json").json
+    assert document["outcome"] == "placed"
+    assert [choice["policy"] for choice in document["policies"]] == ["mfi"]
+    several = good(run, "explain", "--compute", "1", "--count", "2", "--model", "A30-24GB").out
+    assert several.count("1g.6gb on n2 GPU 0 at slice") == 2
+    admin.allocate("7g.80gb")
+    admin.allocate("1g.10gb", wait_seconds=600, count=64)
+    nowhere = good(run, "explain", "7g.80gb", "--policy", "mfi").out
+    assert nowhere.startswith("rejected (capacity): ")
+    assert "  1 request waits and is served first\n" in nowhere
+    assert re.search(r"^mfi +nowhere: ", nowhere, re.MULTILINE)
+    admin.allocate("2g.20gb", wait_seconds=600, count=64)
+    assert "  2 requests wait and are served first\n" in good(run, "explain", "7g.80gb").out
+
+
+def test_what_cannot_be_asked_for(run: Run) -> None:
+    assert "name a profile, or a need" in refused(run, "submit")
+    assert "not both" in refused(run, "explain", "1g.10gb", "--compute", "1")
+    assert refused(run, "submit", "1g.10gb", "--label", "app") == "label 'app' is not KEY=VALUE"
+    assert "'a' is given twice" in refused(run, "ls", "--label", "a=1", "--label", "a=2")
+    assert refused(run, "submit", "1g.10gb", "--count", "0") == "count must be at least 1, not 0"
+    assert "wait_seconds must be at least 0" in refused(run, "submit", "1g.10gb", "--wait", "-1")
+    assert "idempotency key must be" in refused(run, "submit", "1g.10gb", "--key", "")
+    assert "unknown profile '9g.1gb'" in refused(run, "submit", "9g.1gb")
+    assert "unknown policy 'x'" in refused(run, "explain", "1g.10gb", "--policy", "x")
+    assert "no tenant 'nobody'" in refused(run, "submit", "1g.10gb", "--tenant", "nobody")
+    assert refused(run, "show", "nothing") == "no allocation 'nothing'"
+    assert "no name or id" in refused(run, "show", "../nodes")
+    assert "'asleep' is not one of 'queued', 'placed'" in refused(run, "ls", "--state", "asleep")
+    assert refused(run, "ls", "--limit", "0") == "limit must be at least 1, not 0"
+
+
+# Nodes, tenants, tokens
+
+
+def test_nodes(run: Run, admin: Client) -> None:
+    header, first, second = good(run, "nodes").lines
+    assert header == ["Node", "Model", "GPUs", "State", "Instances", "Free", "slices", "Labels"]
+    assert first == ["n1", "A100-80GB", "2", "ready", "0", "16/16"]
+    assert second == ["n2", "A30-24GB", "1", "ready", "0", "4/4", "rack=r1"]
+    assert [node["name"] for node in good(run, "nodes", "--json").json] == ["n1", "n2"]
+    made = good(run, "nodes", "add", "n3", "--model", "h100", "--gpus", "1", "--label", "a=b")
+    assert made.out == "n3: 1 x H100-80GB-SXM5, ready\n"
+    assert "exists already" in refused(run, "nodes", "add", "n3", "--model", "h100", "--gpus", "1")
+    assert good(run, "nodes", "cordon", "n3").out == "n3: cordoned\n"
+    assert good(run, "nodes", "uncordon", "n3").out == "n3: ready\n"
+    made = good(run, "submit", "7g.80gb", "--model", "h100")
+    identity = made.out.split()[0]
+    assert good(run, "nodes", "drain", "n3").out == "n3: draining, 1 instance left\n"
+    assert "n3" in refused(run, "nodes", "rm", "n3")
+    assert good(run, "nodes", "drain", "n3", "--evict").out == "n3: drained\n"
+    assert "state      released (evicted)" in good(run, "show", identity).out
+    assert good(run, "nodes", "rm", "n3").out == "n3: removed\n"
+    for action in ("cordon", "uncordon", "drain", "rm"):
+        assert refused(run, "nodes", action, "n3") == "no node 'n3'"
+    added = good(run, "nodes", "add", "n4", "--model", "A30", "--gpus", "1", "--json").json
+    assert added["model"] == "A30-24GB"
+    for action, state in (("cordon", "cordoned"), ("uncordon", "ready"), ("drain", "drained")):
+        assert good(run, "nodes", action, "n4", "--json").json["state"] == state
+    assert good(run, "nodes", "rm", "n4", "--json").json["name"] == "n4"
+    assert "unknown GPU model" in refused(run, "nodes", "add", "x", "--model", "T4", "--gpus", "1")
+    assert "gpus must be" in refused(run, "nodes", "add", "x", "--model", "A30", "--gpus", "0")
+
+
+def test_tenants_and_quotas(run: Run, admin: Client) -> None:
+    assert good(run, "tenants").lines[1] == ["default", "0", "0", "0", "0"]
+    made = good(
+        run, "tenants", "add", "acme", "--memory-slices", "8", "--instances", "2",
+        "--requests-per-second", "2.5", "--max-priority", "-1",
+    )  # fmt: skip
+    assert made.out == "acme: created\n"
+    header, acme, _ = good(run, "tenants").lines
+    assert header == ["Tenant", "Memory", "Compute", "Instances", "Waiting", "Rate", "Priority"]
+    assert acme == ["acme", "0/8", "0", "0/2", "0", "2.5/s", "up", "to", "-1"]
+    assert good(run, "tenants", "quota", "acme", "--instances", "none").out == "acme: changed\n"
+    changed = good(run, "tenants", "quota", "acme", "--compute-slices", "5", "--json").json
+    assert changed["quota"] == {
+        "memory_slices": 8,
+        "compute_slices": 5,
+        "requests_per_second": 2.5,
+        "max_priority": -1,
+    }
+    good(run, "tenants", "quota", "acme", "--max-priority", "none", "--memory-slices", "1e1")
+    assert admin.tenant("acme").quota.memory_slices == 10
+    full = run("submit", "3g.40gb", "--count", "3", "--tenant", "acme")
+    assert full.status == 1
+    assert full.err.startswith("rejected (quota): ")
+    assert "exists already" in refused(run, "tenants", "add", "acme")
+    assert "name at least one limit" in refused(run, "tenants", "quota", "acme")
+    for text in ("some", "nan", "inf", "1.5", ""):
+        assert refused(run, "tenants", "quota", "acme", "--instances", text) == (
+            f"--instances must be a whole number or none, not {text!r}"
+        )
+    assert "--requests-per-second must be a number or none, not 'x'" in refused(
+        run, "tenants", "add", "x", "--requests-per-second", "x"
+    )
+    assert "quota.instances must be at least 0" in refused(
+        run, "tenants", "add", "x", "--instances", "-1"
+    )
+    assert good(run, "tenants", "--json").json[0]["name"] == "acme"
+    assert good(run, "tenants", "rm", "acme").out == "acme: removed\n"
+    assert refused(run, "tenants", "rm", "acme") == "no tenant 'acme'"
+
+
+def test_tokens(run: Run, admin: Client, service: Running, tmp_path: Path) -> None:
+    admin.add_tenant("acme")
+    made = good(run, "tokens", "issue", "tenant", "--tenant", "acme", "--note", "of a test")
+    first, secret = made.out.split("\n")[:2]
+    assert re.fullmatch(r"t[a-z2-7]{20} tenant", first)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLICEWISE_TOKEN", secret)
+        patch.delenv("SLICEWISE_TOKEN_FILE")
+        assert good(run, "tenants").lines[1:] == [["acme", "0", "0", "0", "0"]]
+        assert refused(run, "tokens") == "a token of role tenant may not do this"
+        by_file = good(run, "tokens", "--token-file", str(service.token_file))  # goes first
+        assert " admin " in by_file.out
+    file = tmp_path / "acme-token"
+    made = good(run, "tokens", "issue", "read-only", "--tenant", "acme", "--out", str(file),
+                "--expires-in", "3600")  # fmt: skip
+    assert re.fullmatch(rf"t[a-z2-7]{{20}} read-only, in {re.escape(str(file))}\n", made.out)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    with Client(service.url, file.read_text().strip()) as acme:
+        assert acme.whoami().role == "read-only"
+    assert "exists already" in refused(run, "tokens", "issue", "admin", "--out", str(file))
+    kept = tmp_path / "kept"
+    assert "must name its tenant" in refused(run, "tokens", "issue", "tenant", "--out", str(kept))
+    assert not kept.exists()  # nothing was issued, nothing is left behind
+    assert "cannot be written" in refused(
+        run, "tokens", "issue", "admin", "--out", str(tmp_path / "no" / "such")
+    )
+    agent = ("agent", "--node", "n1", "--out", str(kept))
+    told = good(run, "tokens", "issue", *agent, "--json").json
+    assert (told["node"], told["token"]) == ("n1", "")
+    shown = good(run, "tokens", "issue", "operator", "--json").json
+    assert shown["token"].startswith("sw_")
+    listed = good(run, "tokens")
+    assert listed.lines[0] == ["Token", "Role", "For", "Expires", "Note"]
+    assert [told["id"], "agent", "n1", "never"] in listed.lines
+    assert "sw_" not in listed.out
+    assert {one["id"] for one in good(run, "tokens", "--json").json} >= {told["id"]}
+    gone = good(run, "tokens", "revoke", told["id"])
+    assert gone.out == f"{told['id']}: revoked\n"
+    assert "no token" in refused(run, "tokens", "revoke", told["id"])
+    assert "'king' is not one of 'admin', 'operator'" in refused(run, "tokens", "issue", "king")
+    assert good(run, "tokens", "revoke", shown["id"], "--json").json["id"] == shown["id"]
+    admin.remove_tenant("acme")
+
+
+@pytest.mark.parametrize("group", ["nodes", "tenants", "tokens"])
+def test_options_go_behind_the_command(run: Run, group: str) -> None:
+    arguments = {"nodes": ("cordon", "n1"), "tenants": ("rm", "x"), "tokens": ("revoke", "x")}
+    command = arguments[group]
+    for option in (("--server", "http://x"), ("--token-file", "x"), ("--json",)):
+        assert refused(run, group, *option, *command) == (
+            f"give {option[0]} behind {command[0]!r}, not before it"
+        )
+
+
+def test_names_known_here_are_those_of_the_service() -> None:
+    assert [*RoleName] == [*Role]
+    assert [*StateName] == [*get_args(get_type_hints(AllocationView)["state"])]
+
+
+# Finding the service
+
+
+def test_no_token(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLICEWISE_TOKEN_FILE")
+    for command in (["ls"], ["submit", "1g.10gb"], ["nodes"], ["events"], ["top"]):
+        assert refused(run, *command).startswith("no token: name its file with --token-file")
+
+
+def test_token_files_that_cannot_be_used(run: Run, tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    assert refused(run, "ls", "--token-file", str(missing)) == (
+        f"the token file {str(missing)!r} cannot be read: No such file or directory"
+    )
+    assert "Is a directory" in refused(run, "ls", "--token-file", str(tmp_path))
+    for content in (b"", b"two words", b"\xff\xfe\x00", "ключ".encode(), b"a\nb"):
+        file = tmp_path / "token"
+        file.write_bytes(content)
+        assert "token" in refused(run, "ls", "--token-file", str(file))
+    file.write_text("sw_unknown\n")
+    told = refused(run, "ls", "--token-file", str(file))
+    assert told.startswith("nobody knows this token; it may have been revoked (it came from ")
+    assert str(file) in told
+
+
+def test_a_bad_token_in_the_environment(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLICEWISE_TOKEN_FILE")
+    monkeypatch.setenv("SLICEWISE_TOKEN", "two words")
+    assert refused(run, "ls") == "SLICEWISE_TOKEN does not hold a token"
+    monkeypatch.setenv("SLICEWISE_TOKEN", "sw_unknown")
+    assert "(it came from SLICEWISE_TOKEN; asked was http://" in refused(run, "ls")
+
+
+def test_nobody_there(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slicewise.cli.connection.PATIENCE", 0.0)
+    for command in (["ls"], ["events"], ["top", "--once"], ["release", "x"]):
+        told = refused(run, *command, "--server", "http://127.0.0.1:1")
+        assert told == (
+            "no answer from http://127.0.0.1:1: connection refused; is the service running there? "
+            "(--server URL names another)"
+        )
+    assert "is not the address of a server" in refused(run, "ls", "--server", "127.0.0.1:1")
+
+
+# Watching
+
+
+def test_events(run: Run, admin: Client) -> None:
+    admin.add_tenant("watched")
+    admin.remove_tenant("watched")
+    seq = admin.readiness().seq
+    made = good(run, "events", "--after", str(seq - 2), "--count", "2")
+    assert [line.split(" ", 3)[3] for line in made.out.splitlines()] == [
+        "tenant-set watched: no limits",
+        "tenant-removed watched",
+    ]
+    as_json = good(run, "events", "--after", str(seq - 1), "--count", "1", "--json")
+    assert json.loads(as_json.out)["seq"] == seq
+    assert refused(run, "events", "--count", "0") == "count must be at least 1, not 0"
+    assert refused(run, "events", "--after", "-1") == "after must be at least 0, not -1"
+
+
+def test_events_end_quietly_when_interrupted(service: Running, run: Run) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "slicewise.cli", "events", "--after", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert "tenant-set" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate()
+    assert (process.returncode, err) == (0, "")
+
+
+PART = Part("n1", 0, "A100-80GB", "1g.10gb", 6, 1, 1, 10.0)
+RECORD = entries.AllocationRecord(
+    "a1", "acme", Want("1g.10gb", models=("A30",)), count=2, parts=(PART, PART), detail="full",
+    cause=entries.Cause.LEASE,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("entry", "told"),
+    [
+        (entries.Allocated(RECORD), "allocated a1 of acme: 1g.10gb on n1 GPU 0 at slice 6, 1g.10gb "
+         "on n1 GPU 0 at slice 6"),
+        (entries.Queued(RECORD, 3), "queued a1 of acme: 2 x 1g.10gb on A30; full"),
+        (entries.Served("a1", "acme", (PART,)),
+         "served a1 of acme: 1g.10gb on n1 GPU 0 at slice 6"),
+        (entries.Rejected("acme", Want(None, 1, 8.0), 1, "capacity", "no room"),
+         "rejected 1 compute slices and 8 GB for acme (capacity): no room"),
+        (entries.Ended(RECORD), "ended a1 of acme: lease ended"),
+        (entries.Moved("a1", "acme", 0, PART), "moved a1 of acme: now 1g.10gb on n1 GPU 0 at "
+         "slice 6"),
+        (entries.NodeAdded("n1", "A30", 2, 0), "node-added n1: 2 x A30"),
+        (entries.NodeTurned("n1", entries.NodePhase.CORDONED), "node-turned n1: cordoned"),
+        (entries.NodeRemoved("n1"), "node-removed n1"),
+        (entries.TenantSet("acme", QuotaRecord(instances=2)), "tenant-set acme: instances 2"),
+        (entries.TenantRemoved("acme"), "tenant-removed acme"),
+        (entries.TokenIssued("t1", "", Role.AGENT, "", node="n1", note="x\x1b[2J"),
+         r"token-issued t1: agent n1 (x\x1b[2J)"),
+        (entries.TokenRevoked("t1"), "token-revoked t1"),
+        (entries.ModelEntered(entries.GeometryRecord("A30", 4, 4, ())), "model-entered A30"),
+        (entries.Overtaken({3: 1, 4: 2}), "overtaken number 3 1 times, number 4 2 times"),
+        (entries.TurnTaken(7), "turn-taken to 7"),
+    ],
+)  # fmt: skip
+def test_every_entry_is_told(entry: AnyEntry, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    event = EventView(
+        seq=1,
+        at="2026-01-02T03:04:05.678Z",
+        actor="t",
+        kind=entries.kind(entry),
+        tenant=None,
+        subject="",
+        entry=entry,
+    )
+    assert event_line(event) == f"1 2026-01-02 03:04:05 {told}"
+
+
+def test_no_kind_of_entry_was_forgotten() -> None:
+    tested = {
+        type(entry)
+        for mark in test_every_entry_is_told.pytestmark  # type: ignore[attr-defined]
+        for entry, _ in mark.args[1]
+    }
+    assert tested == set(get_args(AnyEntry))
+
+
+def test_top_once(run: Run, admin: Client) -> None:
+    admin.allocate("3g.40gb")
+    admin.cordon("n2")
+    made = good(run, "top", "--once").out
+    admin.uncordon("n2")
+    assert re.match(r"slicewise \d\d:\d\d:\d\d   1 of 3 GPUs in use   4/20 slices \(20%\)", made)
+    assert "A100-80GB  12/16  1g.10gb 2   " in made
+    (n1,) = (line for line in made.splitlines() if line.startswith("n1 "))
+    assert re.fullmatch(r"n1 ▏(░░░░3███|3███░░░░)▏░░░░░░░░▏", n1)
+    assert "n2 ▏░░░░▏ cordoned" in made
+    document = good(run, "top", "--once", "--json").json
+    assert document["gpus"] == len(document["devices"]) == 3
+    assert good(run, "top").out.startswith("slicewise ")  # no terminal: once is enough
+    assert "interval must be 0.1 to 3600" in refused(run, "top", "--interval", "0")
+
+
+def test_top_on_a_terminal(run: Run, service: Running, admin: Client) -> None:
+    """One live frame and another after a change, under a real pseudo terminal; Ctrl-C ends it."""
+    pid, terminal = pty.fork()
+    if pid == 0:  # pragma: no cover - another process
+        os.environ |= {"TERM": "xterm-256color", "LANG": "C.UTF-8", "PYTHONUTF8": "1"}
+        os.execv(
+            sys.executable,
+            [sys.executable, "-m", "slicewise.cli", "top", "--interval", "0.1"],
+        )
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+    seen = ""
+
+    def read_until(there: Callable[[], object]) -> None:
+        nonlocal seen
+        while not there():
+            seen += os.read(terminal, 65536).decode(errors="replace")
+
+    read_until(lambda: "n1 ▏░░░░░░░░▏░░░░░░░░▏" in plain(seen))
+    read_until(lambda: service.service.site.streams.open)
+    assert "0.0/s placed" in plain(seen)
+    identity = admin.allocate("7g.80gb").id
+    read_until(lambda: "7███████" in plain(seen))
+    admin.release(identity)
+    read_until(lambda: re.search(r"[1-9]/s placed", plain(seen)))
+    os.write(terminal, b"\x03")
+    with contextlib.suppress(OSError):  # the other end is gone
+        while True:
+            seen += os.read(terminal, 65536).decode(errors="replace")
+    _, status = os.waitpid(pid, 0)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert "Traceback" not in seen
+    assert "\x1b[?1049l" in seen  # the screen is given back
+
+
+def plain(text: str) -> str:
+    """What was written to a terminal, without its colours."""
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+
+
+def drawn(view: ClusterView, width: int = 80, height: int = 24, **options: Any) -> list[str]:
+    file = io.StringIO()
+    console = Console(file=file, width=width, height=height, force_terminal=True, color_system=None)
+    console.print(screen(view, console, **options))
+    return file.getvalue().splitlines()
+
+
+def cluster(nodes: int, gpus: int, detailed: bool = True, name: str = "node-{}") -> ClusterView:
+    names = [name.format(number) for number in range(nodes)]
+    instance = InstanceView(profile="3g.40gb", start=4, size=4, allocation=None, tenant=None)
+    devices = tuple(
+        GpuView(node=one, gpu=gpu, mask="00001111", fragmentation=0, instances=(instance,))
+        for one in names
+        for gpu in range(gpus)
+    )
+    total = nodes * gpus
+    fits = {"1g.10gb": total, "1g.10gb+me": total, "7g.80gb": 0}
+    return ClusterView(
+        seq=1,
+        policy="mfi",
+        gpus=total,
+        active_gpus=total,
+        slices=8 * total,
+        free_slices=4 * total,
+        instances=total,
+        waiting=0,
+        fragmentation=Fragmentation(partial=1.0, overlap=2.0),
+        models=(
+            ModelUse(
+                model="A100-80GB",
+                gpus=total,
+                schedulable_gpus=total,
+                slices=8 * total,
+                free_slices=4 * total,
+                placements=fits,
+                fits=fits,
+            ),
+        ),
+        nodes=tuple(
+            NodeView(
+                name=one,
+                model="A100-80GB",
+                gpus=gpus,
+                state=entries.NodePhase.READY,
+                instances=gpus,
+                slices=8 * gpus,
+                free_slices=4 * gpus,
+                labels={},
+            )
+            for one in names
+        ),
+        devices=devices if detailed else None,
+    )
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_nothing_is_cut_off_at_any_width(width: int) -> None:
+    lines = drawn(cluster(2, 8), width)
+    assert all(len(line) <= width for line in lines)
+    strips = [line for line in lines if "3███" in line]
+    assert sum(line.count("3███") for line in strips) == 16
+    assert not any("+me" in line for line in lines)
+    counts = {line.count("3███") for line in strips}
+    assert max(counts) - min(counts) <= 1  # about as many on each line
+
+
+def test_more_nodes_than_lines() -> None:
+    lines = drawn(cluster(50, 2), height=20)
+    assert len(lines) <= 20
+    shown = sum(line.startswith("node-") for line in lines)
+    assert lines[-1] == f"... and {50 - shown} more nodes"
+
+
+def test_very_many_gpus_are_shown_node_by_node() -> None:
+    half = cluster(2, DETAILED_GPUS, detailed=False)
+    assert "node-0 ▏████████████████░░░░░░░░░░░░░░░░▏ 4096/8192 free" in drawn(half)
+
+
+def test_trouble_and_rates_are_shown() -> None:
+    lines = drawn(cluster(1, 1), rates={"placed": 1.25, "ended": 0.0}, trouble="no answer")
+    assert any("1.2/s placed   0.0/s ended" in line for line in lines)
+    assert "no answer" in lines
+
+
+def test_an_empty_cluster_can_be_drawn() -> None:
+    assert any("0/0 slices (0%)" in line for line in drawn(cluster(0, 0)))
+
+
+def test_terminals_without_blocks_get_letters() -> None:
+    class Ascii(Console):
+        encoding = "ascii"
+
+    console = Ascii(file=io.StringIO(), width=80, color_system=None)
+    console.print(screen(cluster(1, 1), console))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "node-0 |....3===|" in text
+    text.encode("ascii")
+
+
+def test_rates_are_of_the_last_seconds() -> None:
+    pulse = Pulse(100.0)
+    for now in (100.0, 101.0, 102.0, 103.0):
+        pulse.note(now, "allocated")
+    pulse.note(104.0, "served")
+    pulse.note(104.0, "ended")
+    pulse.note(104.0, "node-added")
+    assert pulse.rates(104.0) == {"placed": 5 / 4, "ended": 1 / 4, "rejected": 0}
+    assert pulse.rates(112.5) == {"placed": 2 / 10, "ended": 1 / 10, "rejected": 0}
+    assert pulse.rates(200.0) == {"placed": 0, "ended": 0, "rejected": 0}
+
+
+# How things look
+
+
+def columns(*rows: tuple[str, ...], header: tuple[str, ...] = ("Name", "N", "Note")) -> list[str]:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        telling.print_columns(header, rows, "nothing")
+    return out.getvalue().splitlines()
+
+
+def test_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    note = "a sentence that goes on and on " * 5
+    assert columns(("a", "1", "x"), ("long-name", "12", "")) == [
+        "Name        N  Note",
+        "a           1  x",
+        "long-name  12",
+    ]
+    assert columns() == ["nothing"]
+    assert columns(("a", "", ""), ("b", "", "")) == ["Name", "a", "b"]  # empty ones are left out
+    assert columns(("a", "1", note))[1] == f"a     1  {note.strip()}"  # in a pipe: one line a row
+    monkeypatch.setenv("COLUMNS", "60")
+    folded = columns(("a" * 21, "1", note))
+    assert len(folded) > 3
+    assert all(len(line) <= 60 for line in folded)
+    assert all(line.startswith(" " * 26) for line in folded[2:])
+    assert " ".join(" ".join(folded[1:]).split()) == f"{'a' * 21} 1 {note.strip()}"
+    monkeypatch.setenv("COLUMNS", "10")
+    assert columns(("a" * 21, "1", "word"))[1].startswith("a" * 21)  # an id is never broken
+
+
+def test_what_others_wrote_cannot_move_the_cursor(run: Run, admin: Client) -> None:
+    identity = admin.allocate("1g.10gb", labels={"evil": "\x1b[2J\u202e\nx"}).id
+    shown = good(run, "show", identity).out
+    assert r"labels     evil=\x1b[2J\u202e\nx" in shown
+    assert "\x1b" not in shown
+
+
+def test_moments_are_short() -> None:
+    now = datetime(2026, 1, 2, 0, 30, tzinfo=UTC)
+    assert telling.short(None) == ""
+    assert telling.short("2026-01-02T00:29:59.123Z", now) == "00:29:59"
+    assert telling.short("2026-01-01T23:59:58.000Z", now) == "23:59:58"  # half an hour ago
+    assert telling.short("2026-01-02T12:29:59.999Z", now) == "12:29:59"
+    assert telling.short("2026-01-02T12:30:00.000Z", now) == "2026-01-02"
+    assert telling.short("2001-02-03T04:05:06.789Z") == "2001-02-03"
+
+
+# Completion
+
+
+def complete(words: str) -> list[str]:
+    """What a shell would be offered for a line, its last word incomplete."""
+    environment = os.environ | {
+        "_SLICEWISE_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(words.count(" ")),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", "from slicewise.cli.main import run; run()"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+def test_the_shell_completes(run: Run, admin: Client) -> None:
+    assert complete("slicewise no") == ["nodes"]
+    assert complete("slicewise nodes dr") == ["drain"]
+    assert complete("slicewise tokens issue op") == ["operator"]
+    assert complete("slicewise nodes drain n") == ["n1", "n2"]  # the service tells
+
+
+def test_names_are_offered(run: Run, admin: Client, service: Running) -> None:
+    context: Any = SimpleNamespace(
+        params={"server": service.url, "token_file": str(service.token_file)}
+    )
+    identity = admin.allocate("1g.10gb").id
+    assert completion.allocations(context, identity[:5]) == [identity]
+    assert completion.nodes(context, "") == ["n1", "n2"]
+    assert completion.tenants(context, "d") == ["default"]
+    assert len(completion.tokens(context, "t")) >= 1
+    assert completion.models("A30") == ["A30-24GB"]
+    assert completion.profiles("7g.8") == ["7g.80gb"]
+    assert len(completion.profiles("")) <= 100
+    assert "mfi" in completion.policies("m")
+    context.params["server"] = "http://127.0.0.1:1"
+    assert completion.nodes(context, "") == []  # nobody could read why
+
+
+def test_completion_can_be_shown() -> None:
+    script = f"{sys.executable} -m slicewise.cli --show-completion; echo status=$?"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert "_slicewise_completion" in done.stdout.lower()
+    assert done.stdout.endswith("status=0\n")
+
+
+def test_without_the_extra_packages(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "slicewise.client", None)
+    told = refused(run, "ls")
+    assert told.startswith("talking to a service needs the extra packages of slicewise[service]")
+
+
+def test_show_json_takes_one_and_many(capsys: pytest.CaptureFixture[str]) -> None:
+    telling.show_json([PART])
+    assert json.loads(capsys.readouterr().out) == [msgspec.to_builtins(PART)]
+    telling.say(PART, False, "a sentence")
+    assert capsys.readouterr().out == "a sentence\n"

@@ -1,0 +1,384 @@
+"""Every call of both clients, to a service that is really there."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import httpx
+import msgspec
+import pytest
+from tests.client.running import Running, running
+
+from slicewise.client import (
+    AllocationBody,
+    AllocationView,
+    ApiError,
+    AsyncClient,
+    Client,
+    Need,
+    NeedBody,
+    Quota,
+    RejectedError,
+    Role,
+)
+from slicewise.control.memory import MemoryStore
+from slicewise.core.errors import SlicewiseError
+from slicewise.service.table import ROUTES
+
+NOT_CALLED = {"metrics", "openapi", "healthz"}
+"""Routes for others: Prometheus, generators of code, and whoever watches the process."""
+
+
+def public(cls: type) -> dict[str, Any]:
+    return {
+        name: member
+        for name, member in vars(cls).items()
+        if inspect.isfunction(member) and not name.startswith("_")
+    }
+
+
+def test_both_clients_are_the_same() -> None:
+    blocking, awaited = public(Client), public(AsyncClient)
+    assert list(blocking) == list(awaited)
+    for name, method in {**blocking, "__init__": Client.__init__}.items():
+        other = {**awaited, "__init__": AsyncClient.__init__}[name]
+        assert inspect.getdoc(method) == inspect.getdoc(other), name
+        mine, theirs = inspect.signature(method), inspect.signature(other)
+        assert list(mine.parameters) == list(theirs.parameters), name
+        for parameter in mine.parameters.values():
+            if parameter.name != "transport":
+                assert parameter == theirs.parameters[parameter.name], name
+        returned = str(get_type_hints(other)["return"]).replace("Async", "")
+        assert returned.replace("]", ", None]" if "Generator" in returned else "]") == str(
+            get_type_hints(method)["return"]
+        ), name
+        lists = "Iterator" in returned or "Generator" in returned
+        assert inspect.iscoroutinefunction(other) is not (lists or name == "__init__"), name
+
+
+def test_every_method_says_what_it_does() -> None:
+    for name, method in public(Client).items():
+        assert method.__doc__, name
+
+
+def test_every_route_is_called(service: Running) -> None:
+    seen: set[str] = set()
+
+    def look(request: httpx.Request) -> None:
+        for route in ROUTES:
+            pattern = re.sub(r"\{\w+\}", "[^/]+", route.path)
+            if request.method == route.method and re.fullmatch(pattern, request.url.path):
+                seen.add(route.name)
+                break
+
+    with Client(service.url, service.token) as client:
+        client._http.event_hooks["request"].append(look)
+        called = walk(client)
+    assert seen == {route.name for route in ROUTES} - NOT_CALLED
+    assert called == set(public(Client)) - {"close"}
+
+
+def test_the_walk(admin: Any) -> None:
+    walk(admin)
+
+
+def walk(client: Any) -> set[str]:
+    """Use every method as it is meant to be used; returns which were."""
+    called: set[str] = set()
+
+    def do(name: str, *arguments: Any, **options: Any) -> Any:
+        called.add(name)
+        return getattr(client, name)(*arguments, **options)
+
+    # Nodes
+    node = do("add_node", "n1", "A100-80GB", 2, labels={"rack": "r1"}, idempotency_key="n1")
+    assert (node.name, node.gpus, node.state, node.labels) == ("n1", 2, "ready", {"rack": "r1"})
+    do("add_node", "n2", "A30-24GB", 1)
+    assert [one.name for one in do("nodes")] == ["n1", "n2"]
+    assert do("cordon", "n2").state == "cordoned"
+    assert do("uncordon", "n2").state == "ready"
+
+    # Allocations
+    first = do(
+        "allocate",
+        "3g.40gb",
+        models=["A100-80GB"],
+        lease_seconds=600,
+        labels={"app": "web", "a/b": "x:y"},
+        idempotency_key="one",
+    )
+    assert (first.state, first.node, first.profile) == ("placed", "n1", "3g.40gb")
+    assert first.ends_at is not None
+    assert do("allocate", "3g.40gb", models="A100-80GB", lease_seconds=600,
+              labels={"app": "web", "a/b": "x:y"}, idempotency_key="one") == first  # fmt: skip
+    pair = do("allocate", Need(compute=1, memory_gb=8), count=2, tenant="default", models="a100")
+    assert len(pair.instances) == 2
+    assert pair.wanted.need == NeedBody(compute=1, memory_gb=8)
+    batch = do(
+        "allocate_all",
+        [AllocationBody(profile="1g.10gb"), AllocationBody(profile="2g.20gb", priority=3)],
+        idempotency_key="batch",
+    )
+    assert [one.profile for one in batch] == ["1g.10gb", "2g.20gb"]
+    assert do("allocation", first.id) == first
+    every = {first.id, pair.id, *(one.id for one in batch)}
+    assert {one.id for one in do("allocations")} == every
+    assert {one.id for one in do("allocations", page_size=1)} == every
+    assert [one.id for one in do("allocations", labels={"app": "web", "a/b": "x:y"})] == [first.id]
+    found = do("allocations", state="placed", profile="3g.40gb", node="n1", model="A100-80GB",
+               tenant="default")  # fmt: skip
+    assert [one.id for one in found] == [first.id]
+
+    # What would be
+    run = do("dry_run", "2g.20gb", policies=["mfi", "first-fit"], alternatives=1, models=(),
+             count=1, priority=1, wait_seconds=5, tenant="default")  # fmt: skip
+    assert run.outcome == "placed"
+    assert [choice.policy for choice in run.policies] == ["mfi", "first-fit"]
+    assert len(run.alternatives) == 1
+    assert do("dry_run", "1g.6gb", policies="mfi", alternatives=0).alternatives == ()
+
+    # The queue
+    waits = do("allocate", "7g.80gb", count=2, wait_seconds=600, priority=5)
+    assert waits.state == "queued"
+    assert waits.waiting.position == 1
+    assert [one.id for one in do("queue")] == [waits.id]
+    for identity in every:
+        assert do("release", identity).state == "released"
+    served = do("wait_until_placed", waits.id)
+    assert (served.state, len(served.instances)) == ("placed", 2)
+    assert do("wait_until_placed", waits.id) == served
+    assert do("release", waits.id, idempotency_key="gone") == do("release", waits.id)
+    ended = do("allocations", state="released")
+    assert next(ended).id == waits.id
+
+    # Tenants and tokens
+    tenant = do("add_tenant", "acme", Quota(instances=2, requests_per_second=50.5))
+    assert tenant.quota == Quota(instances=2, requests_per_second=50.5)
+    changed = do("change_quota", "acme", instances=None, memory_slices=8, max_priority=1)
+    assert changed.quota == Quota(memory_slices=8, requests_per_second=50.5, max_priority=1)
+    assert do("tenant", "acme") == changed
+    assert [one.name for one in do("tenants")] == ["acme", "default"]
+    token = do("issue_token", "tenant", tenant="acme", note="of a test", expires_in_seconds=60)
+    assert token.token.startswith("sw_")
+    agent = do("issue_token", Role.AGENT, node="n1")
+    assert {one.id for one in do("tokens")} >= {token.id, agent.id}
+    assert do("whoami").role == "admin"
+    assert do("revoke_token", token.id).id == token.id
+    assert do("remove_tenant", "acme").name == "acme"
+
+    # The whole
+    assert do("cluster").devices is None
+    view = do("cluster", gpus=True)
+    assert len(view.devices) == view.gpus == 3
+    assert "A100-80GB" in [model.name for model in do("models")]
+    assert [policy.in_use for policy in do("policies")].count(True) == 1
+    assert do("readiness").role == "leading"
+    kinds = [event.kind for event in do("audit", kinds=["tenant-set", "tenant-removed"])]
+    assert kinds == ["tenant-removed", "tenant-set", "tenant-set", "tenant-set"]
+    (gone,) = do("audit", tenant="default", subject=waits.id, kinds="ended")
+    with closing(do("events", gone.seq - 1)) as events:
+        assert next(events) == gone
+
+    # Moves: one small instance on each GPU, where one GPU would do
+    small = [do("allocate", "1g.10gb") for _ in range(8)]
+    for one in small:
+        if (one.gpu, one.start) not in ((0, 6), (1, 6)):
+            do("release", one.id)
+    plan = do("plan", profile="7g.80gb", model="A100-80GB", budget=4, policy="mfi")
+    assert plan.found is True
+    assert plan.budget == 4
+    assert do("carry_out", plan.moves) == len(plan.moves) == 1
+    assert do("plan").found is True
+
+    # Down again
+    assert do("drain", "n1").state == "draining"
+    assert do("drain", "n1", evict=True).state == "drained"
+    assert do("node", "n1").devices[0].mask == "00000000"
+    assert do("remove_node", "n1").name == "n1"
+    return called
+
+
+def test_what_the_service_refuses_is_raised(admin: Any) -> None:
+    with pytest.raises(RejectedError, match="no GPU model of this cluster offers") as full:
+        admin.allocate("1g.10gb")
+    assert (full.value.reason, full.value.status) == ("capacity", 409)
+    admin.add_node("n1", "A100-80GB", 1)
+    with pytest.raises(RejectedError, match="exists already") as exists:
+        admin.add_node("n1", "A100-80GB", 1)
+    assert exists.value.reason == "exists"
+    with pytest.raises(ApiError, match="no allocation 'nothing'") as missing:
+        admin.allocation("nothing")
+    assert missing.value.status == 404
+    with pytest.raises(ApiError, match=r"unknown profile '9g\.90gb'") as wrong:
+        admin.allocate("9g.90gb")
+    assert (wrong.value.status, wrong.value.problem.field) == (400, "profile")
+    with pytest.raises(ApiError, match="state"):
+        list(admin.allocations(state="asleep"))
+
+
+def test_others_tokens(service: Running, make: Any, admin: Any) -> None:
+    admin.add_tenant("acme")
+    secret = admin.issue_token("tenant", tenant="acme").token
+    with make(service.url, secret) as acme:
+        assert acme.whoami().tenant == "acme"
+        with pytest.raises(ApiError, match="role tenant may not do this") as refused:
+            acme.add_node("n1", "A100-80GB", 1)
+        assert refused.value.status == 403
+    with make(service.url, "sw_nobody") as nobody:
+        for ask in (nobody.whoami, lambda: next(nobody.events())):
+            with pytest.raises(ApiError, match="nobody knows this token") as unknown:
+                ask()
+            assert unknown.value.status == 401
+
+
+def test_a_tenant_that_asks_too_fast_is_slowed_down(
+    service: Running, make: Any, admin: Any
+) -> None:
+    admin.add_tenant("acme", Quota(requests_per_second=1))
+    secret = admin.issue_token("tenant", tenant="acme").token
+    with make(service.url, secret) as patient:
+        for _ in range(3):
+            assert patient.whoami().tenant == "acme"
+    with make(service.url, secret, patience=0) as hasty, pytest.raises(ApiError) as refused:
+        [hasty.whoami() for _ in range(3)]
+    assert refused.value.status == 429
+
+
+def test_pages_go_on(service: Running, make: Any, admin: Any) -> None:
+    names = sorted(f"t{number:03}" for number in range(120))
+    for name in names:
+        admin.add_tenant(name)
+    assert [tenant.name for tenant in admin.tenants()] == ["default", *names]
+
+
+def test_an_application_in_the_same_process(service: Running) -> None:
+    """The awaited client needs no server where the application is at hand."""
+    loop = service.service.plant._loop
+    assert loop is not None
+
+    async def ask() -> str:
+        transport = httpx.ASGITransport(service.service.app)
+        async with AsyncClient("http://here", service.token, transport=transport) as client:
+            return (await client.add_node("n1", "A100-80GB", 1)).name
+
+    assert asyncio.run_coroutine_threadsafe(ask(), loop).result() == "n1"
+
+
+def test_the_leader_is_found(tmp_path: Path, make: Any) -> None:
+    """Named first, a standby sends writers away, and reads are answered where they are asked."""
+    store = MemoryStore(time.time)
+    with running(tmp_path / "a", store) as leader, running(tmp_path / "b", store) as standby:
+        both = f"{standby.url},{leader.url}"
+        with make(both, leader.token) as client:
+            assert client.readiness().role == "following"
+            client.add_tenant("acme")  # cannot be repeated, but was not carried out by a standby
+            assert client.readiness().role == "leading"
+        with make(standby.url, leader.token, patience=0) as alone:
+            with pytest.raises(ApiError, match=f"{leader.url} does") as refused:
+                alone.add_tenant("other")
+            assert refused.value.problem.leader == leader.url
+
+
+@pytest.mark.parametrize(
+    ("server", "token", "problem"),
+    [
+        ("127.0.0.1:8080", "sw_x", "'127.0.0.1:8080' is not the address of a server"),
+        ("http://", "sw_x", "is not the address"),
+        ("http://host:port", "sw_x", "is not the address"),
+        ("http://ho st", "sw_x", "is not the address"),
+        ("http://host/?query=1", "sw_x", "is not the address"),
+        ("http://a,", "sw_x", "'' is not the address"),
+        ([], "sw_x", "no server was named"),
+        ("http://host", "", "this is no token"),
+        ("http://host", "two words\n", "this is no token"),
+        ("http://host", "ключ", "this is no token"),
+    ],
+)
+def test_bad_addresses_and_tokens_are_refused(
+    make: Any, server: Any, token: str, problem: str
+) -> None:
+    for cls in (Client, AsyncClient):
+        with pytest.raises(SlicewiseError, match=re.escape(problem)):
+            cls(server, token)
+
+
+def test_proxies_that_cannot_be_used_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", "nonsense://127.0.0.1:1")
+    for cls in (Client, AsyncClient):
+        with pytest.raises(SlicewiseError, match="proxies or certificates"):
+            cls("http://host", "sw_x")
+
+
+def test_waiting_until_it_is_placed(service: Running, make: Any) -> None:
+    """Told by the stream of events as it happens."""
+    with Client(service.url, service.token) as other:
+        other.add_node("n1", "A100-80GB", 1)
+        whole = other.allocate("7g.80gb")
+        waits = other.allocate("1g.10gb", wait_seconds=600)
+
+        def make_room() -> None:
+            while not service.service.site.streams.open:
+                time.sleep(0.01)
+            other.add_tenant("acme")  # is of no concern
+            other.release(whole.id)
+
+        with make(service.url, service.token) as client, ThreadPoolExecutor() as helper:
+            done = helper.submit(make_room)
+            placed = client.wait_until_placed(waits.id)
+            done.result()
+        assert (placed.id, placed.state, placed.node) == (waits.id, "placed", "n1")
+
+
+def test_waiting_in_vain(admin: Any) -> None:
+    waits = admin.allocate("1g.10gb", wait_seconds=0.3)
+    assert waits.state == "queued"
+    ended = admin.wait_until_placed(waits.id)
+    assert (ended.state, ended.cause) == ("cancelled", "waited too long")
+
+
+def test_a_server_that_hears_of_it_later(make: Any) -> None:
+    """The events come from one server, the allocation from another that is behind."""
+    waiting = {"position": 1, "reason": "capacity", "detail": "", "deadline": None}
+    view: dict[str, Any] = {
+        **dict.fromkeys(AllocationView.__struct_fields__),
+        "id": "a1",
+        "state": "queued",
+        "tenant": "default",
+        "count": 1,
+        "instances": [],
+        "wanted": {"profile": "1g.10gb", "need": None, "models": []},
+        "priority": 0,
+        "labels": {},
+        "requested_at": "",
+        "waiting": waiting,
+    }
+    states = ["queued", "queued", "queued", "placed"]
+    served = {
+        "seq": 6,
+        "at": "",
+        "actor": "queue",
+        "kind": "served",
+        "tenant": "default",
+        "subject": "a1",
+        "entry": {"kind": "served", "allocation": "a1", "tenant": "default", "parts": []},
+    }
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/events":
+            assert request.url.params["after"] == "5"
+            return httpx.Response(200, content=b"data: " + msgspec.json.encode(served) + b"\n\n")
+        if request.url.path == "/readyz":
+            ready = {"ready": True, "role": "leading", "leader": None, "seq": 5, "problems": []}
+            return httpx.Response(200, json=ready)
+        return httpx.Response(200, json=view | {"state": states.pop(0)})
+
+    with make("http://a", "sw_x", transport=httpx.MockTransport(answer)) as client:
+        assert client.wait_until_placed("a1").state == "placed"
+    assert states == []

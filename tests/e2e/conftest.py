@@ -1,0 +1,52 @@
+"""What the end-to-end tests share: where to say what was counted, and servers that surely end."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.e2e.server import Server
+from tests.e2e.stage import SETTINGS
+
+Tell = Callable[[str], None]
+Open = Callable[..., Server]
+
+
+@pytest.fixture
+def tell(capsys: pytest.CaptureFixture[str]) -> Tell:
+    """Says a line to whoever runs the tests, also when nothing failed."""
+
+    def say(line: str) -> None:
+        with capsys.disabled():
+            print(f"\n  {line}", end="", flush=True)
+
+    return say
+
+
+@pytest.fixture
+def seed(tell: Tell) -> int:
+    """Where all chance comes from; set SLICEWISE_E2E_SEED to have the same again."""
+    given = os.environ.get("SLICEWISE_E2E_SEED")
+    chosen = int(given) if given else 1 if os.environ.get("CI") else secrets.randbits(32)
+    tell(f"SLICEWISE_E2E_SEED={chosen}")
+    return chosen
+
+
+@pytest.fixture
+def open_server(tmp_path: Path) -> Iterator[Open]:
+    """Makes servers, and ends them after the test."""
+    made: list[Server] = []
+
+    def make(
+        name: str, database: str | None = None, settings: tuple[str, ...] = SETTINGS
+    ) -> Server:
+        server = Server(tmp_path / name, database=database, settings=settings)
+        made.append(server)
+        return server
+
+    yield make
+    for server in made:
+        server.kill()

@@ -1,0 +1,463 @@
+"""Rivals: tenants of one service who must not see or touch each other's things.
+
+Whatever a rival asks, by whatever route, is asked through here, and every answer is searched for
+what is another's: byte by byte, names and ids and labels and secrets. And what the others hold is
+the same afterwards as before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
+
+import msgspec
+from tests.service.house import House
+
+from slicewise.control.entries import AllocationRecord, QuotaRecord, Role, TokenIssued, concerns
+from slicewise.control.ports import Store
+from slicewise.control.reports import MovesBody, TenantPatch
+from slicewise.control.wire import (
+    AllocationBody,
+    BatchBody,
+    DrainBody,
+    NodeBody,
+    TenantBody,
+    TokenBody,
+)
+from slicewise.service.routes import Route
+from slicewise.service.table import ROUTES
+
+NODES = (("n1", "A100-80GB", 2), ("n2", "A30-24GB", 1))
+PROFILES = ("1g.10gb", "2g.20gb", "3g.40gb", "7g.80gb", "1g.6gb")
+BY_NAME = {route.name: route for route in ROUTES}
+STREAMS = {route.name for route in ROUTES if "text/event-stream" in route.answers.values()}
+_QUIET_TURNS = 20
+_CURSOR = re.compile(rb'"next":"([^"]*)"')
+
+OWN = "own"
+"""Stands for the name of whoever asks."""
+
+TEMPLATES: dict[type, tuple[dict[str, Any], ...]] = {
+    AllocationBody: (
+        {
+            "profile": "1g.10gb",
+            "models": ["A100-80GB"],
+            "count": 64,
+            "priority": 0,
+            "wait_seconds": 0,
+            "lease_seconds": 60,
+            "labels": {"team": "x"},
+            "tenant": OWN,
+        },
+        {"need": {"compute": 1, "memory_gb": 5}, "count": 64, "tenant": OWN},
+    ),
+    BatchBody: (
+        {
+            "allocations": [
+                {"profile": "1g.10gb"},
+                {"profile": "7g.80gb", "count": 9, "tenant": OWN},
+            ]
+        },
+    ),
+    NodeBody: ({"name": "x", "model": "A100-80GB", "gpus": 1, "labels": {"team": "x"}},),
+    DrainBody: ({"evict": True},),
+    TenantBody: ({"name": "x", "quota": {"instances": 0}},),
+    TenantPatch: ({"quota": {"instances": 0}},),
+    TokenBody: (
+        {"role": "tenant", "tenant": "x", "node": "x", "note": "x", "expires_in_seconds": 60},
+    ),
+    MovesBody: (
+        {
+            "moves": [
+                {"allocation": "x", "index": 0, "profile": "1g.10gb", "node": "n1", "gpu": 0}
+                | {"start": 0, "to_node": "n1", "to_gpu": 1, "to_start": 0}
+            ]
+        },
+    ),
+}
+"""A body of every kind with everything in it: each text is a place for another's id.
+
+None of them is granted: whoever labels its own with another's id would be told that id afterwards.
+"""
+
+
+class Asked(NamedTuple):
+    """A request."""
+
+    route: Route
+    path: str
+    query: str = ""
+    body: object = None
+    key: str | None = None
+
+    def __repr__(self) -> str:
+        return f"{self.route.method} {self.target} {json.dumps(self.body)} with key {self.key}"
+
+    @property
+    def target(self) -> str:
+        """Where it goes."""
+        return f"{self.path}?{self.query}" if self.query else self.path
+
+    def text(self) -> str:
+        """All that it says, in the clear: what stands there is known to whoever asks."""
+        cursors = re.findall(r"cursor=([^&]*)", self.query)
+        marks = "".join(_decoded(cursor.encode()) for cursor in cursors)
+        return f"{unquote(self.target)} {json.dumps(self.body)} {self.key} {marks}"
+
+
+class Answer(NamedTuple):
+    """What came back."""
+
+    status: int
+    headers: dict[bytes, bytes]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        """The body."""
+        return json.loads(self.body)
+
+    def text(self) -> bytes:
+        """Every byte of it, and what its cursors stand for."""
+        marks = "".join(_decoded(cursor) for cursor in _CURSOR.findall(self.body)).encode()
+        heads = b"\n".join(name + b": " + value for name, value in self.headers.items())
+        return b"\n".join((heads, self.body, marks))
+
+
+def _decoded(cursor: bytes) -> str:
+    try:
+        return base64.urlsafe_b64decode(cursor + b"=" * (-len(cursor) % 4)).decode()
+    except ValueError:
+        return ""
+
+
+@dataclass
+class Holdings:
+    """All that is a tenant's."""
+
+    quota: QuotaRecord
+    allocations: dict[str, AllocationRecord]
+    tokens: dict[str, TokenIssued]
+
+
+@dataclass
+class Rival:
+    """A tenant, with a token of each kind."""
+
+    name: str
+    tokens: dict[Role, str] = field(default_factory=dict)
+    """By role: the secret."""
+    private: dict[str, None] = field(default_factory=dict)
+    """What nobody else may learn, in the order in which it came about."""
+    ids: dict[str, None] = field(default_factory=dict)
+    """Of its allocations and tokens; they are private, too."""
+    kept: dict[str, tuple[Asked, Answer]] = field(default_factory=dict)
+    """By idempotency key: what was asked with it and answered for good."""
+
+
+class LeakError(AssertionError):
+    """A rival saw or touched what is another's."""
+
+
+class Arena:
+    """One service, two rivals, and an operator."""
+
+    def __init__(self, folder: Path, store: Store | None = None) -> None:
+        self.house = House(folder, {"requests_per_second": 1e6}, store)
+        self._seq = 0
+        self.asked = 0
+        self.rivals = [Rival("zq-anna"), Rival("xk-bert")]
+        for name, model, gpus in NODES:
+            self.house.node(name=name, model=model, gpus=gpus)
+        for rival in self.rivals:
+            self.house.tenant(rival.name)
+            rival.private[rival.name] = None
+            for role in (Role.TENANT, Role.READ_ONLY):
+                note = f"note-of-{rival.name}"
+                rival.tokens[role] = self.house.token(role, tenant=rival.name, note=note)
+                rival.private |= dict.fromkeys((rival.tokens[role], note))
+        self.operator = self.house.token("operator")
+        state = self.house.service.plant.state
+        staff = [i for i, token in state.tokens.items() if token.tenant is None]
+        self._staff = (*staff, self.operator, self.house.admin)
+        self._learn()
+
+    def close(self) -> None:
+        """End."""
+        self.house.close()
+
+    # What is whose
+
+    def other(self, rival: Rival) -> Rival:
+        """The other one."""
+        first, second = self.rivals
+        return second if rival is first else first
+
+    def holdings(self, rival: Rival) -> Holdings:
+        """All that a rival has now."""
+        state = self.house.service.plant.state
+        standing = state.tenants[rival.name]
+        return Holdings(
+            standing.quota,
+            {identity: state.allocations[identity] for identity in standing.allocations},
+            {i: token for i, token in state.tokens.items() if token.tenant == rival.name},
+        )
+
+    def _learn(self) -> dict[str, list[str]]:
+        """Read on in the journal; returns the kinds of the new rows by whose business they are."""
+        assert self.house.store is not None
+        kinds: dict[str, list[str]] = {rival.name: [] for rival in self.rivals}
+        for row in self.house.store.rows(self._seq, 10_000):
+            self._seq = row.seq
+            tenant, subject = concerns(row.entry)
+            for rival in self.rivals:
+                if tenant == rival.name:
+                    kinds[rival.name].append(str(row.entry.__struct_config__.tag))
+                    if subject and subject != rival.name:
+                        rival.ids[subject] = rival.private[subject] = None
+        return kinds
+
+    # Asking
+
+    def ask(self, rival: Rival, role: Role, asked: Asked) -> Answer:
+        """Ask as a rival; whatever comes of it must be its own business alone."""
+        victim = self.other(rival)
+        own, before = self.holdings(rival), self.holdings(victim)
+        answer = self._send(asked, rival.tokens[role])
+        kinds = self._learn()
+        self._check_answer(rival, role, asked, answer)
+        if set(kinds[victim.name]) - {"served"}:
+            raise LeakError(f"{asked} of {rival.name} wrote {kinds[victim.name]}")
+        self._check_holdings(asked, before, self.holdings(victim))
+        if asked.key is not None and answer.status != 403:
+            self._check_key(rival, asked, answer, own)
+        return answer
+
+    def _check_answer(self, rival: Rival, role: Role, asked: Asked, answer: Answer) -> None:
+        assert answer.status < 500, (asked, answer)
+        assert answer.status != 429, (asked, answer)
+        roles = asked.route.roles
+        if roles is not None:
+            assert (answer.status == 403) >= (role not in roles), (asked, answer)
+        self.search(rival, asked.text(), answer.text(), asked)
+
+    def search(self, rival: Rival, sent: str, got: bytes, asked: object) -> None:
+        """Search bytes for what is another's, or the staff's, and was not sent by who got them."""
+        for private in (*self.other(rival).private, *self._staff):
+            if private.encode() in got and private not in sent:
+                raise LeakError(f"{rival.name} was told {private!r} by {asked}: {got[:2000]!r}")
+
+    def _check_holdings(self, asked: Asked, before: Holdings, after: Holdings) -> None:
+        """The same as before, except that room may have appeared for what waits."""
+        records = {
+            identity: msgspec.structs.replace(
+                record,
+                placed=was.placed,
+                parts=was.parts,
+                reason=was.reason,
+                detail=was.detail,
+            )
+            if (was := before.allocations.get(identity)) and was.state == "queued"
+            else record
+            for identity, record in after.allocations.items()
+        }
+        if Holdings(after.quota, records, after.tokens) != before:
+            raise LeakError(f"{asked} changed {before} to {after}")
+
+    def _check_key(self, rival: Rival, asked: Asked, answer: Answer, own: Holdings) -> None:
+        """A key means what its own tenant did with it, and nothing else."""
+        assert asked.key is not None
+        replayed = b"idempotency-replayed" in answer.headers
+        known = rival.kept.get(asked.key)
+        if known is None:
+            if replayed or answer.status == 422:
+                raise LeakError(f"{rival.name} never used the key of {asked}: {answer}")
+            # To look up what ended before is not to release it.
+            looked_up = asked.route.method == "DELETE" and not any(
+                asked.path.endswith(identity) for identity in own.allocations
+            )
+            if answer.status in (200, 201, 202, 409) and not looked_up:
+                rival.kept[asked.key] = asked, answer
+        elif known[0] == asked:
+            assert replayed, (asked, answer)
+            assert answer[::2] == known[1][::2], (asked, answer, known[1])
+        else:
+            assert answer.status in (400, 404, 422), (asked, answer)
+            assert not replayed
+
+    def staff(self, status: int | None, method: str, path: str, body: object = None) -> Answer:
+        """Ask as an operator, or as the admin where only that one may."""
+        path, _, query = path.partition("?")
+        admin = path.startswith(("/v1/tenants", "/v1/tokens"))
+        route = next(route for route in ROUTES if route.method == method)
+        asked = Asked(route, path, query, body)
+        answer = self._send(asked, self.house.admin if admin else self.operator)
+        assert answer.status < 500, answer
+        assert status in (None, answer.status), answer
+        self._learn()
+        return answer
+
+    def _send(self, asked: Asked, secret: str) -> Answer:
+        self.asked += 1
+        self.house.ticks += 0.001
+        body = b"" if asked.body is None else json.dumps(asked.body).encode()
+        headers = [(b"authorization", b"Bearer " + secret.encode())]
+        if asked.body is not None:
+            headers.append((b"content-type", b"application/json"))
+        if asked.key is not None:
+            headers.append((b"idempotency-key", asked.key.encode()))
+        scope = {
+            "type": "http",
+            "method": asked.route.method,
+            "path": unquote(asked.path),
+            "query_string": asked.query.encode(),
+            "headers": headers,
+        }
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
+        got: list[Any] = []
+
+        async def receive() -> Any:
+            return messages.pop()
+
+        async def send(message: Any) -> None:
+            got.append(message)
+
+        self.house.run(self.house.service.app(scope, receive, send))
+        start, *chunks = got
+        return Answer(
+            start["status"], dict(start["headers"]), b"".join(chunk["body"] for chunk in chunks)
+        )
+
+    # Looking for trouble
+
+    def ask_about(self, rival: Rival, role: Role, asked: Asked, what: str) -> None:
+        """Ask about something of the other's: the answer is as if there were no such thing."""
+        answer = self.ask(rival, role, asked)
+        nothing = f"{what}y"  # which nobody is called, and nothing
+        twin = self.ask(
+            rival,
+            role,
+            Asked(
+                asked.route,
+                asked.path.replace(quote(what), quote(nothing)),
+                asked.query.replace(quote(what), quote(nothing)),
+                json.loads(json.dumps(asked.body).replace(what, nothing)),
+                asked.key and asked.key.replace(what, nothing),
+            ),
+        )
+        body = twin.body.replace(nothing.encode(), what.encode())
+        if (twin.status, body) != (answer.status, answer.body):
+            raise LeakError(f"{rival.name} can tell by {asked}: {answer} {twin}")
+
+    def follow(self, rival: Rival, role: Role, after: int, resumed: bool = False) -> None:
+        """Read the stream of events to its end: all of its own, and nothing else."""
+        assert self.house.store is not None
+        own = [
+            row.seq
+            for row in self.house.store.rows(after, 100_000)
+            if concerns(row.entry)[0] == rival.name
+        ]
+        headers = [(b"authorization", b"Bearer " + rival.tokens[role].encode())]
+        if resumed:
+            headers.append((b"last-event-id", b"%d" % after))
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "path": "/v1/events",
+            "query_string": b"" if resumed else b"after=%d" % after,
+            "headers": headers,
+        }
+        got = self.house.run(self._read(scope))
+        self.search(rival, "", got, f"events after {after}")
+        events = re.findall(rb"^id: (\d+)\nevent: ", got, re.MULTILINE)
+        assert [int(number) for number in events] == own
+
+    async def _read(self, scope: dict[str, Any]) -> bytes:
+        """All that a stream brings until there is nothing new."""
+        messages: list[Any] = []
+        left = asyncio.Event()
+
+        async def receive() -> Any:
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            messages.append(message)
+
+        app, replica = self.house.service.app, self.house.service.plant.replica
+        task = asyncio.create_task(app(scope, receive, send))
+        quiet = 0
+        while quiet < _QUIET_TURNS:  # all of it is at hand, so it comes without a pause
+            seen = len(messages)
+            await asyncio.sleep(0)
+            quiet = quiet + 1 if len(messages) == seen else 0
+        left.set()
+        await asyncio.sleep(0)
+        replica.wake()
+        await task
+        assert messages[0]["status"] == 200
+        return b"".join(message.get("body", b"") for message in messages)
+
+
+# Requests
+
+
+def ways_to_ask(route: Route, what: str, own: str) -> Iterator[Asked]:
+    """A route with ``what`` in every place where it could stand, and ``own`` in the others."""
+    for slot in route.parameters:
+        for key in (None, "stolen") if route.key else (None,):
+            yield Asked(route, filled(route, {slot: what}, own), body=_plain(route), key=key)
+    path = filled(route, {}, own)
+    fields = () if route.query is None else route.query.__struct_fields__
+    for name in fields:
+        for value in (what, f"team:{what}", f"{what}:x"):
+            for more in ("", "&state=released") if "state" in fields else ("",):
+                yield Asked(route, path, f"{name}={quote(value)}{more}", _plain(route))
+    for template in () if route.body is None else TEMPLATES[route.body]:
+        for body in with_each_text(_made_own(template, own), what):
+            yield Asked(route, path, body=body)
+    if route.key:
+        yield Asked(route, path, body=_plain(route), key=what)
+    if not route.parameters:
+        yield Asked(route, path, body=_plain(route))
+
+
+def filled(route: Route, chosen: dict[str, str], own: str) -> str:
+    """A route's path with its names replaced."""
+    path = route.path
+    for name in route.parameters:
+        path = path.replace(f"{{{name}}}", quote(chosen.get(name, own), safe=""))
+    return path
+
+
+def _plain(route: Route) -> object:
+    """A body for a request that is about something else: it changes nothing."""
+    if route.body is None or route.optional_body:
+        return None
+    return {"profile": "4g.40gb", "count": 64} if route.body is AllocationBody else {"x": 1}
+
+
+def _made_own(template: Any, own: str) -> Any:
+    return json.loads(json.dumps(template).replace(f'"{OWN}"', json.dumps(own)))
+
+
+def with_each_text(template: Any, what: str) -> Iterator[Any]:
+    """The template once for every text in it, with that text replaced."""
+    if isinstance(template, dict):
+        for key, part in template.items():
+            yield from ({**template, key: other} for other in with_each_text(part, what))
+            if key == "team":
+                yield {what: part}
+    elif isinstance(template, list):
+        for index, part in enumerate(template):
+            for other in with_each_text(part, what):
+                yield [*template[:index], other, *template[index + 1 :]]
+    elif isinstance(template, str):
+        yield what
