@@ -73,8 +73,13 @@ def serve_otherwise(how: str, arguments: list[str]) -> None:
         setattr(plant, "Writer", partial(Writer, max_batch=1))  # noqa: B010 - it is no export
         cli.run(arguments)
     profile = cProfile.Profile()
+
+    def end(*_: object) -> None:
+        profile.disable()
+        profile.dump_stats(how)
+
     signal.signal(signal.SIGUSR1, lambda *_: profile.enable())
-    signal.signal(signal.SIGUSR2, lambda *_: (profile.disable(), profile.dump_stats(how)))
+    signal.signal(signal.SIGUSR2, end)
     cli.run(arguments)
 
 

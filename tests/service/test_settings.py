@@ -152,3 +152,10 @@ def test_every_metric_is_documented() -> None:
     assert len(names) > 20
     for name in names:
         assert f"`{name}`" in page or f"`{name}_total`" in page, name
+
+
+def test_what_clients_set_is_left_alone() -> None:
+    theirs = {"SLICEWISE_SERVER": "x", "SLICEWISE_TOKEN": "y", "SLICEWISE_TOKEN_FILE": "z"}
+    assert read_settings({}, theirs).database is None
+    with pytest.raises(SlicewiseError, match="did you mean SLICEWISE_LISTEN"):
+        read_settings({}, {"SLICEWISE_LISTN": "127.0.0.1:1"})

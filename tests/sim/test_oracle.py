@@ -271,6 +271,6 @@ def test_where_counts_do_not_decide_there_is_no_host(a100: Geometry) -> None:
     sides = Geometry("sides", 4, 4, (Profile("low", 2, 2, 2, (0,)), Profile("high", 2, 2, 2, (2,))))
     either = limit_of([job(0, Need(1, 1))], sides)
     assert either == (
-        "no exact rule says what sides could hold: 1 compute slices and 1 GB may be low or high, "
+        "no exact rule says what sides could hold: 1 compute slice and 1 GB may be low or high, "
         "and none of them fits wherever the others do"
     )

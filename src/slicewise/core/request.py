@@ -25,7 +25,8 @@ class Need:
             )
 
     def __str__(self) -> str:
-        return f"{self.compute} compute slices and {self.memory_gb:g} GB"
+        slices = "slice" if self.compute == 1 else "slices"
+        return f"{self.compute} compute {slices} and {self.memory_gb:g} GB"
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,8 @@ _BACKLOG = 2048
 def listening(address: Address) -> socket.socket:
     """A socket that listens there; refused in one line where that cannot be."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # With its protocol named, asyncio sends small answers at once.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(tuple(address))

@@ -19,6 +19,8 @@ from slicewise.engine.queue import Discipline
 from slicewise.policies.registry import policy_class
 
 ENVIRONMENT = "SLICEWISE_"
+_CLIENTS = frozenset({"SLICEWISE_SERVER", "SLICEWISE_TOKEN", "SLICEWISE_TOKEN_FILE"})
+"""What those who talk to a service set, perhaps in the same shell."""
 _RESEMBLES = 0.8
 """How alike a variable must be to a key to count as misspelt: others may begin the same."""
 
@@ -361,7 +363,7 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[Key, obj
     for name, value in environment.items():
         if name in variables:
             yield variables[name], value, name
-        elif name.startswith(ENVIRONMENT):
+        elif name.startswith(ENVIRONMENT) and name not in _CLIENTS:
             near = difflib.get_close_matches(name, variables, 1, _RESEMBLES)
             if near:
                 raise SlicewiseError(

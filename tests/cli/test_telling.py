@@ -1,0 +1,232 @@
+"""How things of a service look: events as lines, rows as columns, the screen of `top`."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from datetime import UTC, datetime
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from slicewise.cli import telling
+from slicewise.cli.event_text import event_line
+from slicewise.cli.screen import DETAILED_GPUS, Pulse, screen
+from slicewise.client import ClusterView, EventView, NodeView
+from slicewise.control import entries
+from slicewise.control.entries import AnyEntry, Part, QuotaRecord, Role, Want
+from slicewise.control.reports import Fragmentation, GpuView, InstanceView, ModelUse
+
+PART = Part("n1", 0, "A100-80GB", "1g.10gb", 6, 1, 1, 10.0)
+RECORD = entries.AllocationRecord(
+    "a1", "acme", Want("1g.10gb", models=("A30",)), count=2, parts=(PART, PART), detail="full",
+    cause=entries.Cause.LEASE,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("entry", "told"),
+    [
+        (entries.Allocated(RECORD), "allocated a1 of acme: 1g.10gb on n1 GPU 0 at slice 6, 1g.10gb "
+         "on n1 GPU 0 at slice 6"),
+        (entries.Queued(RECORD, 3), "queued a1 of acme: 2 x 1g.10gb on A30; full"),
+        (entries.Served("a1", "acme", (PART,)),
+         "served a1 of acme: 1g.10gb on n1 GPU 0 at slice 6"),
+        (entries.Rejected("acme", Want(None, 1, 8.0), 1, "capacity", "no room"),
+         "rejected 1 compute slice and 8 GB for acme (capacity): no room"),
+        (entries.Ended(RECORD), "ended a1 of acme: lease ended"),
+        (entries.Moved("a1", "acme", 0, PART), "moved a1 of acme: now 1g.10gb on n1 GPU 0 at "
+         "slice 6"),
+        (entries.NodeAdded("n1", "A30", 2, 0), "node-added n1: 2 x A30"),
+        (entries.NodeTurned("n1", entries.NodePhase.CORDONED), "node-turned n1: cordoned"),
+        (entries.NodeRemoved("n1"), "node-removed n1"),
+        (entries.TenantSet("acme", QuotaRecord(instances=2)), "tenant-set acme: instances 2"),
+        (entries.TenantRemoved("acme"), "tenant-removed acme"),
+        (entries.TokenIssued("t1", "", Role.AGENT, "", node="n1", note="x\x1b[2J"),
+         r"token-issued t1: agent n1 (x\x1b[2J)"),
+        (entries.TokenRevoked("t1"), "token-revoked t1"),
+        (entries.ModelEntered(entries.GeometryRecord("A30", 4, 4, ())), "model-entered A30"),
+        (entries.Overtaken({3: 1, 4: 2}), "overtaken number 3 1 times, number 4 2 times"),
+        (entries.TurnTaken(7), "turn-taken to 7"),
+    ],
+)  # fmt: skip
+def test_every_entry_is_told(entry: AnyEntry, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    event = EventView(
+        seq=1,
+        at="2026-01-02T03:04:05.678Z",
+        actor="t",
+        kind=entries.kind(entry),
+        tenant=None,
+        subject="",
+        entry=entry,
+    )
+    assert event_line(event) == f"1 2026-01-02 03:04:05 {told}"
+
+
+def test_no_kind_of_entry_was_forgotten() -> None:
+    tested = {
+        type(entry)
+        for mark in test_every_entry_is_told.pytestmark  # type: ignore[attr-defined]
+        for entry, _ in mark.args[1]
+    }
+    assert tested == set(get_args(AnyEntry))
+
+
+def drawn(view: ClusterView, width: int = 80, height: int = 24, **options: Any) -> list[str]:
+    file = io.StringIO()
+    console = Console(file=file, width=width, height=height, force_terminal=True, color_system=None)
+    console.print(screen(view, console, **options))
+    return file.getvalue().splitlines()
+
+
+def cluster(nodes: int, gpus: int, detailed: bool = True, name: str = "node-{}") -> ClusterView:
+    names = [name.format(number) for number in range(nodes)]
+    instance = InstanceView(profile="3g.40gb", start=4, size=4, allocation=None, tenant=None)
+    devices = tuple(
+        GpuView(node=one, gpu=gpu, mask="00001111", fragmentation=0, instances=(instance,))
+        for one in names
+        for gpu in range(gpus)
+    )
+    total = nodes * gpus
+    fits = {"1g.10gb": total, "1g.10gb+me": total, "7g.80gb": 0}
+    return ClusterView(
+        seq=1,
+        policy="mfi",
+        gpus=total,
+        active_gpus=total,
+        slices=8 * total,
+        free_slices=4 * total,
+        instances=total,
+        waiting=0,
+        fragmentation=Fragmentation(partial=1.0, overlap=2.0),
+        models=(
+            ModelUse(
+                model="A100-80GB",
+                gpus=total,
+                schedulable_gpus=total,
+                slices=8 * total,
+                free_slices=4 * total,
+                placements=fits,
+                fits=fits,
+            ),
+        ),
+        nodes=tuple(
+            NodeView(
+                name=one,
+                model="A100-80GB",
+                gpus=gpus,
+                state=entries.NodePhase.READY,
+                instances=gpus,
+                slices=8 * gpus,
+                free_slices=4 * gpus,
+                labels={},
+            )
+            for one in names
+        ),
+        devices=devices if detailed else None,
+    )
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_nothing_is_cut_off_at_any_width(width: int) -> None:
+    lines = drawn(cluster(2, 8), width)
+    assert all(len(line) <= width for line in lines)
+    strips = [line for line in lines if "3███" in line]
+    assert sum(line.count("3███") for line in strips) == 16
+    assert not any("+me" in line for line in lines)
+    counts = {line.count("3███") for line in strips}
+    assert max(counts) - min(counts) <= 1  # about as many on each line
+
+
+def test_more_nodes_than_lines() -> None:
+    lines = drawn(cluster(50, 2), height=20)
+    assert len(lines) <= 20
+    shown = sum(line.startswith("node-") for line in lines)
+    assert lines[-1] == f"... and {50 - shown} more nodes"
+
+
+def test_very_many_gpus_are_shown_node_by_node() -> None:
+    half = cluster(2, DETAILED_GPUS, detailed=False)
+    assert "node-0 ▏████████████████░░░░░░░░░░░░░░░░▏ 4096/8192 free" in drawn(half)
+
+
+def test_trouble_and_rates_are_shown() -> None:
+    lines = drawn(cluster(1, 1), rates={"placed": 1.25, "ended": 0.0}, trouble="no answer")
+    assert any("1.2/s placed   0.0/s ended" in line for line in lines)
+    assert "no answer" in lines
+
+
+def test_an_empty_cluster_can_be_drawn() -> None:
+    assert any("0/0 slices (0%)" in line for line in drawn(cluster(0, 0)))
+
+
+def test_terminals_without_blocks_get_letters() -> None:
+    class Ascii(Console):
+        encoding = "ascii"
+
+    console = Ascii(file=io.StringIO(), width=80, color_system=None)
+    console.print(screen(cluster(1, 1), console))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "node-0 |....3===|" in text
+    text.encode("ascii")
+
+
+def test_rates_are_of_the_last_seconds() -> None:
+    pulse = Pulse(100.0)
+    for now in (100.0, 101.0, 102.0, 103.0):
+        pulse.note(now, "allocated")
+    pulse.note(104.0, "served")
+    pulse.note(104.0, "ended")
+    pulse.note(104.0, "node-added")
+    assert pulse.rates(104.0) == {"placed": 5 / 4, "ended": 1 / 4, "rejected": 0}
+    assert pulse.rates(112.5) == {"placed": 2 / 10, "ended": 1 / 10, "rejected": 0}
+    assert pulse.rates(200.0) == {"placed": 0, "ended": 0, "rejected": 0}
+
+
+def columns(*rows: tuple[str, ...], header: tuple[str, ...] = ("Name", "N", "Note")) -> list[str]:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        telling.print_columns(header, rows, "nothing")
+    return out.getvalue().splitlines()
+
+
+def test_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    note = "a sentence that goes on and on " * 5
+    assert columns(("a", "1", "x"), ("long-name", "12", "")) == [
+        "Name        N  Note",
+        "a           1  x",
+        "long-name  12",
+    ]
+    assert columns() == ["nothing"]
+    assert columns(("a", "", ""), ("b", "", "")) == ["Name", "a", "b"]  # empty ones are left out
+    assert columns(("a", "1", note))[1] == f"a     1  {note.strip()}"  # in a pipe: one line a row
+    monkeypatch.setenv("COLUMNS", "60")
+    folded = columns(("a" * 21, "1", note))
+    assert len(folded) > 3
+    assert all(len(line) <= 60 for line in folded)
+    assert all(line.startswith(" " * 26) for line in folded[2:])
+    assert " ".join(" ".join(folded[1:]).split()) == f"{'a' * 21} 1 {note.strip()}"
+    monkeypatch.setenv("COLUMNS", "10")
+    assert columns(("a" * 21, "1", "word"))[1].startswith("a" * 21)  # an id is never broken
+
+
+def test_moments_are_short() -> None:
+    now = datetime(2026, 1, 2, 0, 30, tzinfo=UTC)
+    assert telling.short(None) == ""
+    assert telling.short("2026-01-02T00:29:59.123Z", now) == "00:29:59"
+    assert telling.short("2026-01-01T23:59:58.000Z", now) == "23:59:58"  # half an hour ago
+    assert telling.short("2026-01-02T12:29:59.999Z", now) == "12:29:59"
+    assert telling.short("2026-01-02T12:30:00.000Z", now) == "2026-01-02"
+    assert telling.short("2001-02-03T04:05:06.789Z") == "2001-02-03"
+
+
+def test_show_json_takes_one_and_many(capsys: pytest.CaptureFixture[str]) -> None:
+    telling.show_json([PART])
+    assert json.loads(capsys.readouterr().out) == [msgspec.to_builtins(PART)]
+    telling.say(PART, False, "a sentence")
+    assert capsys.readouterr().out == "a sentence\n"
