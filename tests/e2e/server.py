@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -18,6 +19,9 @@ PATIENCE_SECONDS = 180.0
 """How long a server may take to become what is waited for, before a test gives up on it."""
 _LOOK_SECONDS = 0.02
 _LAST_LINES = 40
+_PORTS = range(20_000, 32_000)
+_TAKEN = "cannot listen on"
+_LAUNCHES = 5
 
 Address = tuple[str, int]
 
@@ -178,9 +182,14 @@ class Server:
     def wait_until_ready(self, role: str | None = None) -> dict[str, Any]:
         """Ask until it is ready, and leads or follows if that is what is waited for."""
         give_up = time.monotonic() + PATIENCE_SECONDS
-        said = None
+        said, launches = None, 0
         while time.monotonic() < give_up:
             if not self.runs:
+                last = self.last_lines().splitlines()[-1:]
+                if launches < _LAUNCHES and _TAKEN in "".join(last):
+                    launches += 1  # somebody else was faster
+                    self.launch()
+                    continue
                 raise self._error(f"ended with status {self._status()} instead of getting ready")
             said = self.readiness()
             if said is not None and said["ready"] and role in (None, said["role"]):
@@ -203,7 +212,16 @@ class Server:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port nobody listens on, below those that are given to outgoing connections.
+
+    Clients try to connect before the server listens. From among those ports one of them might get
+    the very port as its own, which then is taken, by a connection to itself.
+    """
+    for port in random.sample(_PORTS, len(_PORTS)):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise ServerError("no port is free")

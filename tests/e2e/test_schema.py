@@ -41,12 +41,6 @@ _LAST_CHARACTERS = 12_000
 CONFIG = """
 [checks.negative_data_rejection]
 expected-statuses = [400, 401, 403, 404, 405, 409, 413, 415, 422, 429, 431]
-
-# An allocation that was released is still told, as it was.
-[[operations]]
-include-path = "/v1/allocations/{id}"
-[operations.checks.use_after_free]
-enabled = false
 """
 
 
