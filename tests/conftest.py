@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 from hypothesis import settings
@@ -14,6 +15,11 @@ from slicewise.core.geometry import Geometry
 # a run can be repeated; elsewhere they are drawn anew and may find what was not thought of.
 settings.register_profile("slicewise", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("slicewise")
+
+# Where tests run in the background of a shell, SIGINT is ignored, and what they start would inherit
+# that: no Ctrl-C could be tried.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SCHEDULABLE = [e.geometry for e in Catalog.builtin().entries() if e.geometry is not None]
 
