@@ -15,7 +15,7 @@ from tests.control.office import A100
 from slicewise.control import writer as writer_module
 from slicewise.control.commands import AddNode, Create, Release, SetTenant, Terms
 from slicewise.control.entries import QuotaRecord, Row, Seconds, Want
-from slicewise.control.image import image_of
+from slicewise.control.image import Image, image_of
 from slicewise.control.memory import MemoryJournal
 from slicewise.control.ports import Kept, Key, StoreError
 from slicewise.control.state import State
@@ -279,6 +279,19 @@ def test_stopping_finishes_what_was_handed_in_and_keeps_an_image(plant: Plant) -
     assert {t.answer.status for t in told} <= {201, 409, 503}
     assert plant.journal.images[-1].seq == len(plant.journal.kept_rows)
     assert _body(plant.ask(ONE))["detail"] == STOPPING
+
+
+def test_stopping_where_no_image_can_be_kept_ends_all_the_same(
+    plant: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(image: Image) -> None:
+        raise StoreError("the disk is full")
+
+    assert plant.ask(ONE).answer.status == 201
+    monkeypatch.setattr(plant.journal, "keep_image", full)
+    plant.writer.stop()
+    assert not plant.writer.alive
+    assert (plant.writer.trouble, plant.journal.images) == ("the disk is full", [])
 
 
 def test_images_are_kept_as_the_journal_grows_and_read_at_the_start(journal: Weak) -> None:

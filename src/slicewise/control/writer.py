@@ -154,7 +154,7 @@ class Writer:
                 try:
                     jobs, now = self._next(desk.state)
                     if not jobs and self._stopping:
-                        self._keep_image(desk.state)
+                        self._keep_last_image(desk.state)
                         return
                     self._round(desk, jobs, now)
                     if desk.state.seq - self._image_seq >= self._rows_between_images:
@@ -259,6 +259,13 @@ class Writer:
         if state.seq > self._image_seq:
             self._journal.keep_image(image_of(state))
             self._image_seq = state.seq
+
+    def _keep_last_image(self, state: State) -> None:
+        """Spare the next start some reading, if that can be; the journal has it all."""
+        try:
+            self._keep_image(state)
+        except StoreError as error:
+            self.trouble = str(error)
 
     def _turn_away(self, why: str) -> None:
         with self._wake:
