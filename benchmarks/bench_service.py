@@ -4,7 +4,8 @@ Starts a real `slicewise serve` on SQLite with full sync, registers 10,000 GPUs,
 second process over HTTP/1.1 with connections that stay open. Each of them sends its next request
 when it has the answer to the last. Every ratio is between two measurements of the same run:
 
-- durable allocate and release, against a request of the same stack that changes nothing;
+- durable allocate and release, against the same requests to an endpoint of the same stack, in the
+  same process, that reads and checks them and does nothing;
 - group commit, against a commit for every request.
 
 The clients are in service_load.py. `--quick` takes seconds, `--json` prints everything, and
@@ -43,10 +44,17 @@ from slicewise.control.entries import QuotaRecord, Want
 from slicewise.control.geometries import record_of
 from slicewise.control.ports import Key
 from slicewise.control.state import State
+from slicewise.control.wire import AllocationBody
 from slicewise.control.writer import MAX_BATCH, Batch, Job, Writer
 from slicewise.core.geometry import Geometry
 from slicewise.engine.queue import Discipline
-from slicewise.service import plant
+from slicewise.service import plant, service
+from slicewise.service.allocations import terms_of
+from slicewise.service.auth import USERS
+from slicewise.service.http import Reply, Request, reply
+from slicewise.service.routes import Route
+from slicewise.service.site import Site
+from slicewise.service.table import ROUTES
 from slicewise.store import open_store
 
 MODEL = "A100-80GB"
@@ -54,11 +62,13 @@ PROFILES = ("1g.10gb", "2g.20gb", "3g.40gb", "1g.10gb", "4g.40gb")
 NODE_GPUS = 8
 WARM_UP_SECONDS = 0.3
 TARGET_RATIO, TARGET_GROUP = 0.5, 5.0
+NOTHING = Answer(200, b'{"id":"a00000000000000000000","nothing":"%s"}' % (b"." * 500))
+"""As large as the answer to a request for an instance."""
 
-NO_OP, REFUSED, DURABLE, WITHOUT_KEY = "whoami", "refused", "durable", "durable without key"
+NO_OP, WHOAMI, DURABLE, WITHOUT_KEY = "no-op", "whoami", "durable", "durable without key"
 WHAT = {
-    NO_OP: "GET /v1/whoami: finds out who bears the token, and says so",
-    REFUSED: "POST /v1/allocations, as large, with a field nobody knows: read, decoded, refused",
+    NO_OP: "the same POST and DELETE, as large: token and body checked, answered, nothing done",
+    WHOAMI: "GET /v1/whoami: no body, and hardly an answer",
     DURABLE: "POST /v1/allocations with an Idempotency-Key, then DELETE it, each durable",
     WITHOUT_KEY: "the same without an Idempotency-Key",
 }
@@ -67,8 +77,24 @@ WHAT = {
 # The server, as it is or with something done to it
 
 
+async def no_op(site: Site, request: Request) -> Reply:
+    """Check a request as it is checked before an instance is placed, and do nothing."""
+    if request.method == "POST":
+        terms_of(site, request.decode(await request.raw_body(), AllocationBody))
+    return reply(NOTHING)
+
+
+def no_op_routes() -> tuple[Route, ...]:
+    """What durable requests are compared with."""
+    post = Route("POST", "/v1/no-op", "n1", "", no_op, USERS, {}, body=AllocationBody, key=True)
+    return post, Route("DELETE", "/v1/no-op/{id}", "n2", "", no_op, USERS, {})
+
+
 def serve_otherwise(how: str, arguments: list[str]) -> None:
-    """Serve with a commit for every request, or with a profile of the event loop in a file."""
+    """Serve as it is, with a commit for every request, or with a profile of the event loop."""
+    setattr(service, "ROUTES", (*ROUTES, *no_op_routes()))  # noqa: B010 - it is no export
+    if how == "plain":
+        cli.run(arguments)
     if how == "single":
         setattr(plant, "Writer", partial(Writer, max_batch=1))  # noqa: B010 - it is no export
         cli.run(arguments)
@@ -86,8 +112,8 @@ def serve_otherwise(how: str, arguments: list[str]) -> None:
 class Server:
     """A process of the service in a folder."""
 
-    def __init__(self, folder: Path, how: str | None = None) -> None:
-        script = ["-m", "slicewise.cli"] if how is None else [__file__, "--serve-otherwise", how]
+    def __init__(self, folder: Path, how: str = "plain") -> None:
+        script = [__file__, "--serve-otherwise", how]
         settings = ("limits.requests_per_second=1000000", "log.level=warning")
         self._process = subprocess.Popen(
             [
@@ -192,7 +218,7 @@ class Bench:
         took = time.perf_counter() - begun
         after = server.counters()
         spent = {name: after[name] - before.get(name, 0.0) for name in after}
-        known = {"200", "201"} | ({"400"} if what == REFUSED else {"409"})
+        known = {"200", "201", "409"}
         if not said["requests"] or set(said["statuses"]) - known:
             raise SystemExit(f"{what} with {clients} clients: {said['statuses']}")
         batches = spent["slicewise_batch_size_count"]
@@ -401,7 +427,7 @@ def measure(folder: Path, clients: list[int], options: argparse.Namespace) -> di
         say(f"registering {options.gpus:,} GPUs")
         with Server(folder / "group") as server:
             server.furnish(options.gpus, options.instances)
-            grid = [(what, count) for count in clients for what in (NO_OP, REFUSED, DURABLE)]
+            grid = [(what, count) for count in clients for what in (NO_OP, WHOAMI, DURABLE)]
             found["points"] = points(server, [*grid, (WITHOUT_KEY, most)])
         say("the same with a commit for every request")
         with Server(folder / "single", "single") as server:
@@ -436,7 +462,7 @@ def ratios(found: dict[str, Any]) -> dict[str, Any]:
     clients = sorted({count for _, count in rate})
     return {
         "durable_to_no_op": {n: rate[DURABLE, n] / rate[NO_OP, n] for n in clients},
-        "durable_to_refused": {n: rate[DURABLE, n] / rate[REFUSED, n] for n in clients},
+        "durable_to_whoami": {n: rate[DURABLE, n] / rate[WHOAMI, n] for n in clients},
         "best_to_best": max(rate[DURABLE, n] for n in clients)
         / max(rate[NO_OP, n] for n in clients),
         "group_to_single": {n: rate[DURABLE, n] / single[n] for n in single},
@@ -463,8 +489,8 @@ def tell(found: dict[str, Any]) -> Iterator[str]:
     yield from itertools.islice(rows(found["single"]), 1, None)
     yield "durable requests to no-op requests, at the same number of clients:"
     for clients, ratio in told["durable_to_no_op"].items():
-        other = told["durable_to_refused"][clients]
-        yield f"  {clients:7} {verdict(ratio, TARGET_RATIO)}, to refused POSTs {other:.2f}"
+        other = told["durable_to_whoami"][clients]
+        yield f"  {clients:7} {verdict(ratio, TARGET_RATIO)}, to whoami {other:.2f}"
     yield f"  the best of each: {verdict(told['best_to_best'], TARGET_RATIO)}"
     yield "group commit to a commit for every request:"
     for clients, ratio in told["group_to_single"].items():

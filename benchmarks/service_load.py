@@ -54,17 +54,17 @@ class Connection(asyncio.Protocol):
     def _next(self) -> bytes:
         if self._what == "whoami":
             return f"GET /v1/whoami HTTP/1.1\r\n{self._auth}\r\n".encode()
+        path = "/v1/no-op" if self._what == "no-op" else "/v1/allocations"
         if self._holds is not None:
-            return f"DELETE /v1/allocations/{self._holds} HTTP/1.1\r\n{self._auth}\r\n".encode()
-        name = "profilx" if self._what == "refused" else "profile"
-        body = f'{{"{name}":"{next(self._profiles)}"}}'
+            return f"DELETE {path}/{self._holds} HTTP/1.1\r\n{self._auth}\r\n".encode()
+        body = f'{{"profile":"{next(self._profiles)}"}}'
         key = (
             ""
             if self._what == "durable without key"
             else f"idempotency-key: {next(self._keys)}\r\n"
         )
         return (
-            f"POST /v1/allocations HTTP/1.1\r\n{self._auth}{key}"
+            f"POST {path} HTTP/1.1\r\n{self._auth}{key}"
             f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n{body}"
         ).encode()
 
@@ -81,7 +81,8 @@ class Connection(asyncio.Protocol):
         now = time.perf_counter()
         status = int(self._buffer[9:12])
         self._tally.count(self._sent, now, status)
-        self._holds = self._buffer[head + 11 : head + 32].decode() if status == 201 else None
+        posted = status == 201 or (self._what == "no-op" and self._holds is None)
+        self._holds = self._buffer[head + 11 : head + 32].decode() if posted else None
         self._buffer = b""
         if now < self._tally.end or self._holds is not None:  # nothing is left behind
             self._ask()

@@ -1,4 +1,4 @@
-"""The writer: one thread that decides, makes durable, and only then tells.
+"""The writer: decides, makes durable, and only then tells.
 
 Commands that arrive while a commit is under way are decided together afterwards and share the
 next commit, so the more there is to do, the less a single decision costs.
@@ -91,6 +91,7 @@ class Writer:
         deliver: Deliver,
         timer: Callable[[], float],
         delivered: int = 0,  # the last row that whoever gets the batches knows already
+        decide_in: Callable[[Callable[[], None]], None] = lambda decide: decide(),
         max_batch: int = MAX_BATCH,
         rows_between_images: int = ROWS_BETWEEN_IMAGES,
     ) -> None:
@@ -101,14 +102,21 @@ class Writer:
         self._new_id = new_id
         self._deliver = deliver
         self._timer = timer
+        self._decide_in = decide_in
+        """Where decisions are made, one batch at a time: by default in the writer's own thread."""
         self._max_batch = max_batch
         self._rows_between_images = rows_between_images
         self._jobs: deque[Job] = deque()
-        self._wake = threading.Condition()
+        self._lock = threading.Lock()
+        self._wake = threading.Condition(self._lock)
+        self._sleeps = False
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
         self._image_seq = 0
         self._delivered = delivered
+        self._finished: Batch | None = None
+        """Durable, and not told yet: the next batch is decided first, so that its commit can begin
+        while everybody is being told."""
         self.fenced = False
         """Whether somebody else leads; the writer has stopped then."""
         self.trouble: str | None = None
@@ -120,10 +128,11 @@ class Writer:
 
     def submit(self, job: Job) -> None:
         """Hand in a job; its answer comes by way of ``deliver``."""
-        with self._wake:
+        with self._lock:
             if not self._stopping:
                 self._jobs.append(job)
-                self._wake.notify()
+                if self._sleeps:
+                    self._wake.notify()
                 return
         why = NOT_LEADING if self.fenced else STOPPING
         self._deliver(Batch(told=[Told(job, _not_available(why))]))
@@ -167,6 +176,7 @@ class Writer:
         finally:
             with self._wake:
                 self._stopping = True
+            self._tell_finished()
             self._turn_away(STOPPING if not self.fenced else NOT_LEADING)
 
     def _begin(self) -> Desk | None:
@@ -193,6 +203,8 @@ class Writer:
 
     def _next(self, state: State) -> tuple[list[Job], Seconds]:
         """Wait for something to do: jobs, or a moment at which something is over."""
+        if not self._jobs:
+            self._tell_finished()
         with self._wake:
             while True:
                 now = self._clock()
@@ -204,30 +216,41 @@ class Writer:
                     count = min(len(self._jobs), self._max_batch)
                     return [self._jobs.popleft() for _ in range(count)], now
                 # A clock may jump, so no wait is longer than a minute.
+                self._sleeps = True
                 self._wake.wait(60 if due is None else min(60.0, due - now + 0.001))
+                self._sleeps = False
 
     def _round(self, desk: Desk, jobs: list[Job], now: Seconds) -> None:
         """Decide, commit, tell."""
         batch = Batch()
-        begun = self._timer()
+        fresh: dict[Key, Kept] = {}
         try:
-            fresh = self._decide(desk, jobs, now, batch)
-            batch.rows = desk.take_rows()
+            keys = [job.key for job in jobs if job.key is not None]
+            kept = self._journal.answers(keys) if keys else {}
+            self._decide_in(lambda: self._decide(desk, jobs, now, kept, fresh, batch))
+            self._tell_finished()
             decided = self._timer()
             if batch.rows or fresh:
                 self._journal.append(
                     self._epoch, batch.rows, [(key, kept, now) for key, kept in fresh.items()]
                 )
         except FencedError:
+            self._tell_finished()
             self._tell(jobs, NOT_LEADING)
             raise
         except StoreError:
+            self._tell_finished()
             self._tell(jobs, UNKNOWN_OUTCOME)
             raise
-        batch.decide_seconds = decided - begun
         batch.commit_seconds = self._timer() - decided
         self._delivered += len(batch.rows)
-        self._deliver(batch)
+        self._finished = batch
+
+    def _tell_finished(self) -> None:
+        """Deliver what is durable."""
+        batch, self._finished = self._finished, None
+        if batch is not None:
+            self._deliver(batch)
 
     def _catch_up(self, rows: list[Row]) -> None:
         """Deliver rows whose commit looked like a failure and was none."""
@@ -235,11 +258,17 @@ class Writer:
             self._delivered = rows[-1].seq
             self._deliver(Batch(rows=rows))
 
-    def _decide(self, desk: Desk, jobs: list[Job], now: Seconds, batch: Batch) -> dict[Key, Kept]:
-        """Take the jobs in order; returns the answers to be kept."""
-        keys = [job.key for job in jobs if job.key is not None]
-        kept = self._journal.answers(keys) if keys else {}
-        fresh: dict[Key, Kept] = {}
+    def _decide(
+        self,
+        desk: Desk,
+        jobs: list[Job],
+        now: Seconds,
+        kept: dict[Key, Kept],
+        fresh: dict[Key, Kept],
+        batch: Batch,
+    ) -> None:
+        """Take the jobs in order; ``fresh`` are the answers to be kept beside those that are."""
+        begun = self._timer()
         desk.pass_time(now)
         for job in jobs:
             known = kept.get(job.key) if job.key is not None else None
@@ -253,10 +282,12 @@ class Writer:
             else:
                 batch.told.append(Told(job, _KEY_REUSED))
         desk.serve_queue(now)
-        return fresh
+        batch.rows = desk.take_rows()
+        batch.decide_seconds = self._timer() - begun
 
     def _keep_image(self, state: State) -> None:
         if state.seq > self._image_seq:
+            self._tell_finished()  # an image takes a while
             self._journal.keep_image(image_of(state))
             self._image_seq = state.seq
 

@@ -14,7 +14,7 @@ from base64 import b32encode
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future as ThreadFuture
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from slicewise.control.answers import RefusedError
 from slicewise.control.commands import Command
@@ -50,14 +50,6 @@ class Ids:
         return letter + self._spare.pop()
 
 
-class _Asked(NamedTuple):
-    """A command that was handed in."""
-
-    at: Seconds
-    job: Job
-    told: asyncio.Future[Told]
-
-
 class Plant:
     """Follows, leads, and takes commands while it leads."""
 
@@ -91,7 +83,8 @@ class Plant:
         """Whether there is a tenant to act for and a token to begin with."""
         self.stopping = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._asked: deque[_Asked] = deque()
+        self._asked: deque[tuple[Seconds, Job, asyncio.Future[Told]]] = deque()
+        """Commands handed in, when, and who waits for the answer; the oldest first."""
         self._followers: list[Follower] = []
         """The last one follows, unless this process leads; others are about to end."""
         holder = f"{socket.gethostname()}-{secrets.token_hex(4)}"
@@ -159,19 +152,19 @@ class Plant:
         told: asyncio.Future[Told] = self._loop.create_future()
         job = Job(command, actor, key, digest, self.clock(), told)
         asked = self._asked
-        while asked and asked[0].told.done():
+        while asked and asked[0][2].done():
             asked.popleft()
-        asked.append(_Asked(self.timer(), job, told))
+        asked.append((self.timer(), job, told))
         writer.submit(job)
         return told
 
     def give_up_on_old(self, seconds: Seconds = ANSWER_SECONDS) -> None:
         """Tell those who have waited for the writer for so long that nobody knows."""
         answer = RefusedError(503, UNKNOWN_OUTCOME).answer()
-        while self._asked and self._asked[0].at <= self.timer() - seconds:
-            asked = self._asked.popleft()
-            if not asked.told.done():
-                asked.told.set_result(Told(asked.job, answer))
+        while self._asked and self._asked[0][0] <= self.timer() - seconds:
+            _, job, told = self._asked.popleft()
+            if not told.done():
+                told.set_result(Told(job, answer))
 
     def elsewhere(self) -> RefusedError:
         """What those are told who want something written that this process cannot write."""
@@ -261,6 +254,8 @@ class Plant:
             self._deliver,
             self.timer,
             delivered=self.replica.seq,
+            # All Python on one thread: two that take turns hundreds of times a second are slower.
+            decide_in=self._on_loop,
         )
         self.writer.start()
         log.info("leading", epoch=epoch, seq=self.replica.seq)
@@ -269,6 +264,7 @@ class Plant:
 
     def _end_office(self) -> None:
         self.writer = None
+        self.replica.wake()  # those whom only a leader answers must look elsewhere
         log.info("not leading any more", epoch=self.epoch)
         if not self.stopping:
             self._follow()

@@ -8,6 +8,7 @@ import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -202,14 +203,14 @@ class SqliteStore(SqlStore):
             if records:
                 if records[0][0] != last + 1:
                     raise out_of_step(records[0][0], last)
-                driver.executemany(_INSERT_ROWS, records)
+                _insert(driver, _ROW_COLUMNS, records)
                 last = records[-1][0]
             kept = [
                 (key.tenant, key.key, kept.digest, *kept.answer, at, last)
                 for key, kept, at in answers
             ]
             if kept:
-                driver.executemany(_INSERT_ANSWERS, kept)
+                _insert(driver, _ANSWER_COLUMNS, kept)
             driver.execute("COMMIT")
         self._tell_of_rows(last)
 
@@ -300,12 +301,26 @@ def _name_of(error: DBAPIError) -> str:
     return str(getattr(error.orig, "sqlite_errorname", ""))
 
 
+def _insert(driver: sqlite3.Connection, columns: str, rows: Sequence[tuple[object, ...]]) -> None:
+    """Insert rows, up to 64 with each statement.
+
+    The driver lets other threads run during a statement and then waits for its turn, so that a
+    statement a row takes several times as long where the event loop is busy. Sizes are powers of
+    two, so that there are few different statements to prepare.
+    """
+    done = 0
+    while done < len(rows):
+        count = min(64, 1 << (len(rows) - done).bit_length() - 1)
+        values = ", ".join([f"({', '.join('?' * len(rows[0]))})"] * count)
+        flat = list(chain.from_iterable(rows[done : done + count]))
+        driver.execute(f"INSERT INTO {columns} VALUES {values}", flat)
+        done += count
+
+
 _STANDING = "SELECT (SELECT epoch FROM leader), (SELECT coalesce(max(seq), 0) FROM journal)"
-_INSERT_ROWS = (
-    "INSERT INTO journal (seq, at, epoch, actor, kind, tenant, subject, data) "
-    "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
-)
-_INSERT_ANSWERS = (
+_ROW_COLUMNS = "journal (seq, at, epoch, actor, kind, tenant, subject, data)"
+_ANSWER_COLUMNS = "answers (tenant, key, digest, status, body, at, seq)"
+_ANSWERS = (
     "INSERT INTO answers (tenant, key, digest, status, body, at, seq) VALUES (?, ?, ?, ?, ?, ?, ?)"
 )
 _ANSWERS = (
