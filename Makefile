@@ -69,7 +69,7 @@ format: setup ## Fix what can be fixed automatically and format the code
 
 soak: setup ## Long crash and memory runs: 500 cycles on each database, then churn at 10,000 GPUs
 	SLICEWISE_CRASH_CYCLES=500 $(BIN)/python -m pytest -q tests/e2e/test_crash.py
-	$(BIN)/python benchmarks/soak.py
+	$(BIN)/python -m tests.e2e.soak
 
 bench: setup ## Run every benchmarks/bench_*.py
 	@set -e; \

@@ -243,7 +243,25 @@ def explained(name: str | Policy, *busy: tuple[int, str, int], wanted: str) -> l
 
 def test_scores_are_said() -> None:
     whys = explained("mfi", (0, "1g.10gb", 0), wanted="3g.40gb")
-    assert whys[0] == "mfi scores it 0, and the chosen place -8; the lowest wins"
+    assert whys[0] == "mfi: F grows by 0; at the chosen place F grows by -8"
+
+    whys = explained("least-lost", (0, "1g.10gb", 0), wanted="3g.40gb")
+    assert whys[0].startswith("least-lost: 8 placements lost on balance on an empty GPU, which is")
+    assert whys[0].endswith("; at the chosen place 6.5 placements lost on balance")
+    whys = explained("best-fit", (0, "1g.10gb", 0), (1, "2g.20gb", 0), wanted="1g.10gb")
+    assert any("a score of" in why for why in whys)
+
+
+def test_gpus_are_called_by_their_nodes() -> None:
+    scheduler = Scheduler(Cluster.of(A100, 4, gpus_per_node=2), "first-fit")
+    for gpu in range(3):
+        scheduler.cluster.place(gpu, "7g.80gb", 0)
+    scheduler.cluster.place(3, "1g.10gb", 0)
+    scheduler.cluster.release(scheduler.cluster.instances_on(2)[0])
+    explained = Explainer(scheduler).explain(Request("2g.20gb"))
+    assert "as good to first-fit, but GPU 0 of 'node-1' comes first" in [
+        other.why for other in explained.others
+    ]
 
 
 def test_ties_are_said() -> None:

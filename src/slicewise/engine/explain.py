@@ -21,7 +21,7 @@ from slicewise.core.geometry import Placement
 from slicewise.core.idset import NONE
 from slicewise.core.request import Rejection, Request
 from slicewise.core.states import GpuState
-from slicewise.engine.reasons import Reasons
+from slicewise.engine.reasons import Reasons, called
 from slicewise.engine.scheduler import Scheduler
 from slicewise.policies.base import (
     AdaptivePolicy,
@@ -214,7 +214,7 @@ class Explainer:
         if option.key is None:
             return f"{name} does not consider such a GPU"
         if chosen is None:
-            return f"{name} picked GPU {picked} and tries no other"
+            return f"{name} picked {called(self._cluster, picked)} and tries no other"
         if not option.own:
             return f"{name} would place it differently on such a GPU"
         if option.waste != chosen.waste:
@@ -223,14 +223,16 @@ class Explainer:
                 f"{float(option.waste):.0%} of a GPU, the chosen profile {float(chosen.waste):.0%}"
             )
         if option.key != chosen.key:
-            return (
-                f"{name} scores it {option.key}, and the chosen place {chosen.key}; the lowest wins"
+            here, there = (
+                self._table(policy).in_words(one.key, self._cluster.states[one.state].geometry)
+                for one in (option, chosen)
             )
+            return f"{name}: {here}; at the chosen place {there}"
         if option.state == chosen.state:
             return f"as good to {name}, but slice {chosen.placement.start} comes first"
         table = self._table(policy)
         turn = " in turn" if isinstance(table, TablePolicy) and table.ties is Ties.ROTATE else ""
-        return f"as good to {name}, but GPU {picked} comes first{turn}"
+        return f"as good to {name}, but {called(self._cluster, picked)} comes first{turn}"
 
 
 def cost_of(state: GpuState, placement: Placement) -> Cost:

@@ -68,13 +68,14 @@ class Reasons:
             return Rejection(
                 request,
                 Reason.FRAGMENTED,
-                f"no window for {request} is open on GPU {gpu}, which the policy picked for its "
-                f"{state.free_slices} free slices",
+                f"no window for {request} is open on {called(self._cluster, gpu)}, which the "
+                f"policy picked for its {state.free_slices} free slices",
             )
         return Rejection(
             request,
             Reason.CAPACITY,
-            f"GPU {gpu}, which the policy picked, has not enough free for {request}",
+            f"{called(self._cluster, gpu)}, which the policy picked, has not enough free for "
+            f"{request}",
         )
 
     def _of(self, request: Request) -> _Obstacles:
@@ -99,6 +100,14 @@ class Reasons:
             for number, state in enumerate(self._cluster.states)
             if _is_fragmented(state, candidates[state.geometry])
         ]
+
+
+def called(cluster: Cluster, gpu: int) -> str:
+    """What people call a GPU: its index on its node, where there are several nodes."""
+    node = cluster.node_of(gpu)
+    if len(node.gpus) == cluster.gpus:
+        return f"GPU {gpu}"
+    return f"GPU {gpu - node.gpus.start} of {node.name!r}"
 
 
 def _is_fragmented(state: GpuState, candidates: Iterable[tuple[Fraction, Profile]]) -> bool:

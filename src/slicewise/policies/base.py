@@ -45,6 +45,10 @@ class Policy(ABC):
     summary: ClassVar[str]
     """One line for people."""
 
+    def in_words(self, key: Key, geometry: Geometry) -> str:
+        """What it makes of a choice on a GPU of this model, for people."""
+        return f"a score of {key}"
+
 
 class TablePolicy(Policy):
     """A policy whose preference is a pure function of the GPU's state and the profile."""

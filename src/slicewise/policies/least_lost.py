@@ -14,7 +14,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from slicewise.core.geometry import Geometry, Profile
-from slicewise.policies.base import ScorePolicy
+from slicewise.policies.base import Key, ScorePolicy
 
 MADE_UP = 4
 """How many lost placements a whole GPU of occupied slices makes up for, a part in proportion."""
@@ -36,6 +36,12 @@ class LeastLost(ScorePolicy):
         places = open_places(geometry)
         lost = places[mask] - places[mask | profile.window(start)]
         return mask == 0, geometry.slices * lost - MADE_UP * mask.bit_count()
+
+    def in_words(self, key: Key, geometry: Geometry) -> str:
+        """Placements lost, less what the occupied slices make up for."""
+        empty, lost = key
+        loss = f"{lost / geometry.slices:g} placements lost on balance"
+        return f"{loss} on an empty GPU, which is opened last" if empty else loss
 
 
 @lru_cache(maxsize=256)

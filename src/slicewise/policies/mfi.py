@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from slicewise.core.fragmentation import Reading, score_table
 from slicewise.core.geometry import Geometry, Profile
-from slicewise.policies.base import ScorePolicy
+from slicewise.policies.base import Key, ScorePolicy
 
 
 class Mfi(ScorePolicy):
@@ -24,6 +24,10 @@ class Mfi(ScorePolicy):
         """By how much F grows."""
         table = score_table(geometry, self.reading)
         return table[mask | profile.window(start)] - table[mask]
+
+    def in_words(self, key: Key, geometry: Geometry) -> str:
+        """The growth of F."""
+        return f"F grows by {key}"
 
 
 class MfiOverlap(Mfi):

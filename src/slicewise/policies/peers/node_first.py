@@ -48,7 +48,8 @@ class NodeFirst(ScanPolicy):
                 continue
             states = [cluster.state_of[gpu] for gpu in node.gpus]
             rank, gpu = min(
-                (ranks[state], gpu) for state, gpu in zip(states, node.gpus, strict=True)
+                (ranks[state] if gpu in cluster.schedulable else NONE, gpu)
+                for state, gpu in zip(states, node.gpus, strict=True)
             )
             if rank == NONE:
                 continue

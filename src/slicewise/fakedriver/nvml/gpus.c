@@ -1,0 +1,329 @@
+/* GPUs and MIG devices: finding them, and what they say of themselves. */
+#include "handles.h"
+
+#include <stdio.h>
+#include <string.h>
+
+EXPORT nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count)
+{
+    Call call;
+    nvmlReturn_t code = begin(&call, F_nvmlDeviceGetCount_v2, ANY);
+    if (code != NVML_SUCCESS)
+        return code;
+    if (count == NULL)
+        return end(&call, NVML_ERROR_INVALID_ARGUMENT);
+    *count = gpu_count();
+    return end(&call, NVML_SUCCESS);
+}
+
+/* Hand out the handle of a GPU that was looked for, unless it does not answer. */
+static nvmlReturn_t give_gpu(Call *call, uint32_t gpu, nvmlDevice_t *device)
+{
+    const Gpu *found = &now()->gpus[gpu];
+    if (found->lost || found->removed)
+        return end(call, NVML_ERROR_GPU_IS_LOST);
+    *device = make_handle(GPU_HANDLE, gpu, 0);
+    return end(call, NVML_SUCCESS);
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device)
+{
+    Call call;
+    nvmlReturn_t code = enter(&call, F_nvmlDeviceGetHandleByIndex_v2);
+    if (code != NVML_SUCCESS)
+        return code;
+    uint32_t gpu = gpu_at(index);
+    code = meet_faults(&call, gpu);
+    if (code != NVML_SUCCESS)
+        return code;
+    if (device == NULL || gpu == ANY)
+        return end(&call, NVML_ERROR_INVALID_ARGUMENT);
+    return give_gpu(&call, gpu, device);
+}
+
+/* The MIG device of that UUID: its GPU and serial, or ANY. */
+static uint32_t find_mig(const char *uuid, uint64_t *serial)
+{
+    for (uint32_t gpu = 0; gpu < machine->gpu_count; gpu++)
+        for (int slot = 0; slot < MAX_SLICES; slot++) {
+            const ComputeInstance *compute = &now()->gpus[gpu].computes[slot];
+            if (compute->serial != 0 && strcmp(compute->uuid, uuid) == 0) {
+                *serial = compute->serial;
+                return gpu;
+            }
+        }
+    return ANY;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
+{
+    Call call;
+    nvmlReturn_t code = enter(&call, F_nvmlDeviceGetHandleByUUID);
+    if (code != NVML_SUCCESS)
+        return code;
+    uint32_t gpu = ANY;
+    uint64_t serial = 0;
+    if (uuid != NULL) {
+        for (uint32_t index = 0; index < gpu_count(); index++)
+            if (strcmp(machine->facts[gpu_at(index)].uuid, uuid) == 0)
+                gpu = gpu_at(index);
+        if (gpu == ANY)
+            gpu = find_mig(uuid, &serial);
+    }
+    code = meet_faults(&call, gpu);
+    if (code != NVML_SUCCESS)
+        return code;
+    if (uuid == NULL || device == NULL)
+        return end(&call, NVML_ERROR_INVALID_ARGUMENT);
+    if (gpu == ANY)
+        return end(&call, NVML_ERROR_NOT_FOUND);
+    if (serial == 0)
+        return give_gpu(&call, gpu, device);
+    *device = make_handle(MIG_HANDLE, gpu, serial);
+    return end(&call, NVML_SUCCESS);
+}
+
+static void name_bus(const GpuFacts *facts, char text[BUS_ID_SIZE])
+{
+    snprintf(text, BUS_ID_SIZE, "%08X:%02X:%02X.0", facts->domain, facts->bus, facts->device);
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *bus, nvmlDevice_t *device)
+{
+    Call call;
+    nvmlReturn_t code = enter(&call, F_nvmlDeviceGetHandleByPciBusId_v2);
+    if (code != NVML_SUCCESS)
+        return code;
+    uint32_t gpu = ANY;
+    unsigned int domain, number, slot;
+    bool readable = bus != NULL && sscanf(bus, "%x:%x:%x", &domain, &number, &slot) == 3;
+    for (uint32_t index = 0; readable && index < gpu_count(); index++) {
+        const GpuFacts *facts = &machine->facts[gpu_at(index)];
+        if (facts->domain == domain && facts->bus == number && facts->device == slot)
+            gpu = gpu_at(index);
+    }
+    code = meet_faults(&call, gpu);
+    if (code != NVML_SUCCESS)
+        return code;
+    if (!readable || device == NULL)
+        return end(&call, NVML_ERROR_INVALID_ARGUMENT);
+    if (gpu == ANY)
+        return end(&call, NVML_ERROR_NOT_FOUND);
+    return give_gpu(&call, gpu, device);
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int length)
+{
+    Call call;
+    Place place;
+    nvmlReturn_t code = begin_device(&call, F_nvmlDeviceGetUUID, device, &place);
+    if (code != NVML_SUCCESS)
+        return code;
+    const char *text = place.compute != NULL ? place.compute->uuid : place.facts->uuid;
+    return end(&call, give_text(text, uuid, length));
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int length)
+{
+    Call call;
+    Place place;
+    nvmlReturn_t code = begin_device(&call, F_nvmlDeviceGetName, device, &place);
+    if (code != NVML_SUCCESS)
+        return code;
+    if (place.compute == NULL)
+        return end(&call, give_text(machine->name, name, length));
+    char text[2 * NAME_SIZE];
+    snprintf(text, sizeof text, "%s %s", machine->name, place.compute_profile->name);
+    return end(&call, give_text(text, name, length));
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetSerial(nvmlDevice_t device, char *serial, unsigned int length)
+{
+    Call call;
+    Place place;
+    nvmlReturn_t code = begin_gpu(&call, F_nvmlDeviceGetSerial, device, &place);
+    if (code != NVML_SUCCESS)
+        return code;
+    return end(&call, give_text(place.facts->serial, serial, length));
+}
+
+/* Answers a question about a GPU with one number. */
+static nvmlReturn_t give_number(Function function, nvmlDevice_t device, unsigned int *number)
+{
+    Call call;
+    Place place;
+    nvmlReturn_t code = begin_gpu(&call, function, device, &place);
+    if (code != NVML_SUCCESS)
+        return code;
+    if (number == NULL)
+        return end(&call, NVML_ERROR_INVALID_ARGUMENT);
+    switch (function) {
+    case F_nvmlDeviceGetIndex:
+        *number = index_of(place.number);
+        break;
+    case F_nvmlDeviceGetMinorNumber:
+        *number = place.facts->minor;
+        break;
+    case F_nvmlDeviceGetArchitecture:
+        *number = machine->architecture;
+        break;
+    default: /* nvmlDeviceGetMaxMigDeviceCount */
+        *number = place.gpu->mig ? machine->mig_devices : 0;
+        break;
+    }
+    return end(&call, NVML_SUCCESS);
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
+{
+    return give_number(F_nvmlDeviceGetIndex, device, index);
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned int *minor)
+{
+    return give_number(F_nvmlDeviceGetMinorNumber, device, minor);
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetArchitecture(nvmlDevice_t device, unsigned int *architecture)
+{
+    return give_number(F_nvmlDeviceGetArchitecture, device, architecture);
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned int *count)
+{
+    return give_number(F_nvmlDeviceGetMaxMigDeviceCount, device, count);
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *minor)
+{
+    Call call;
+    Place place;
+    nvmlReturn_t code = begin_device(&call, F_nvmlDeviceGetCudaComputeCapability, device, &place);
+    if (code != NVML_SUCCESS)
+        return code;
+    if (major == NULL || minor == NULL)
+        return end(&call, NVML_ERROR_INVALID_ARGUMENT);
+    *major = (int)machine->capability_major;
+    *minor = (int)machine->capability_minor;
+    return end(&call, NVML_SUCCESS);
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci)
+{
+    Call call;
+    Place place;
+    nvmlReturn_t code = begin_gpu(&call, F_nvmlDeviceGetPciInfo_v3, device, &place);
+    if (code != NVML_SUCCESS)
+        return code;
+    if (pci == NULL)
+        return end(&call, NVML_ERROR_INVALID_ARGUMENT);
+    const GpuFacts *facts = place.facts;
+    *pci = (nvmlPciInfo_t){
+        .domain = facts->domain,
+        .bus = facts->bus,
+        .device = facts->device,
+        .pciDeviceId = facts->pci_device_id,
+        .pciSubSystemId = facts->pci_subsystem_id,
+    };
+    name_bus(facts, pci->busId);
+    snprintf(pci->busIdLegacy, BUS_ID_LEGACY_SIZE, "%04X:%02X:%02X.0", facts->domain & 0xFFFF,
+             facts->bus & 0xFF, facts->device & 0xFF);
+    return end(&call, NVML_SUCCESS);
+}
+
+EXPORT nvmlReturn_t nvmlDeviceIsMigDeviceHandle(nvmlDevice_t device, unsigned int *is_mig)
+{
+    Call call;
+    Place place;
+    nvmlReturn_t code = begin_device(&call, F_nvmlDeviceIsMigDeviceHandle, device, &place);
+    if (code != NVML_SUCCESS)
+        return code;
+    if (is_mig == NULL)
+        return end(&call, NVML_ERROR_INVALID_ARGUMENT);
+    *is_mig = place.compute != NULL;
+    return end(&call, NVML_SUCCESS);
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned int index,
+                                                        nvmlDevice_t *mig)
+{
+    Call call;
+    Place place;
+    nvmlReturn_t code = begin_gpu(&call, F_nvmlDeviceGetMigDeviceHandleByIndex, device, &place);
+    if (code != NVML_SUCCESS)
+        return code;
+    if (!place.gpu->mig)
+        return end(&call, NVML_ERROR_NOT_SUPPORTED);
+    if (mig == NULL || index >= machine->mig_devices)
+        return end(&call, NVML_ERROR_INVALID_ARGUMENT);
+    const ComputeInstance *sorted[MAX_SLICES];
+    if (index >= mig_devices(place.gpu, sorted))
+        return end(&call, NVML_ERROR_NOT_FOUND);
+    *mig = make_handle(MIG_HANDLE, place.number, sorted[index]->serial);
+    return end(&call, NVML_SUCCESS);
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvmlDevice_t mig,
+                                                                 nvmlDevice_t *device)
+{
+    Call call;
+    Place place;
+    nvmlReturn_t code =
+        begin_mig(&call, F_nvmlDeviceGetDeviceHandleFromMigDeviceHandle, mig, &place);
+    if (code != NVML_SUCCESS)
+        return code;
+    if (device == NULL)
+        return end(&call, NVML_ERROR_INVALID_ARGUMENT);
+    *device = make_handle(GPU_HANDLE, place.number, 0);
+    return end(&call, NVML_SUCCESS);
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetGpuInstanceId(nvmlDevice_t mig, unsigned int *id)
+{
+    Call call;
+    Place place;
+    nvmlReturn_t code = begin_mig(&call, F_nvmlDeviceGetGpuInstanceId, mig, &place);
+    if (code != NVML_SUCCESS)
+        return code;
+    if (id == NULL)
+        return end(&call, NVML_ERROR_INVALID_ARGUMENT);
+    *id = place.instance->id;
+    return end(&call, NVML_SUCCESS);
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetComputeInstanceId(nvmlDevice_t mig, unsigned int *id)
+{
+    Call call;
+    Place place;
+    nvmlReturn_t code = begin_mig(&call, F_nvmlDeviceGetComputeInstanceId, mig, &place);
+    if (code != NVML_SUCCESS)
+        return code;
+    if (id == NULL)
+        return end(&call, NVML_ERROR_INVALID_ARGUMENT);
+    *id = place.compute->id;
+    return end(&call, NVML_SUCCESS);
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetAttributes_v2(nvmlDevice_t mig, nvmlDeviceAttributes_t *attributes)
+{
+    Call call;
+    Place place;
+    nvmlReturn_t code = begin_mig(&call, F_nvmlDeviceGetAttributes_v2, mig, &place);
+    if (code != NVML_SUCCESS)
+        return code;
+    if (attributes == NULL)
+        return end(&call, NVML_ERROR_INVALID_ARGUMENT);
+    const GpuProfile *profile = place.profile;
+    *attributes = (nvmlDeviceAttributes_t){
+        .multiprocessorCount = place.compute_profile->multiprocessors,
+        .sharedCopyEngineCount = profile->copy_engines,
+        .sharedDecoderCount = profile->decoders,
+        .sharedEncoderCount = profile->encoders,
+        .sharedJpegCount = profile->jpeg_engines,
+        .sharedOfaCount = profile->ofa_engines,
+        .gpuInstanceSliceCount = profile->compute,
+        .computeInstanceSliceCount = place.compute_profile->slices,
+        .memorySizeMB = profile->memory_mib,
+    };
+    return end(&call, NVML_SUCCESS);
+}

@@ -1,0 +1,122 @@
+/* What fits on a GPU. Nothing here knows a model: slices, starts and budgets come from the file. */
+#include "legality.h"
+
+const GpuProfile *profile_with_number(uint32_t number)
+{
+    for (uint32_t place = 0; place < machine->profile_count; place++)
+        if (machine->profiles[place].number == number)
+            return &machine->profiles[place];
+    return NULL;
+}
+
+const GpuProfile *profile_with_id(uint32_t id)
+{
+    for (uint32_t place = 0; place < machine->profile_count; place++)
+        if (machine->profiles[place].id == id)
+            return &machine->profiles[place];
+    return NULL;
+}
+
+const ComputeProfile *compute_profile_with_id(const GpuProfile *profile, uint32_t id)
+{
+    for (uint32_t place = 0; place < profile->compute_profile_count; place++)
+        if (profile->compute_profiles[place].id == id)
+            return &profile->compute_profiles[place];
+    return NULL;
+}
+
+uint32_t taken_slices(const Gpu *gpu)
+{
+    uint32_t taken = 0;
+    for (int slot = 0; slot < MAX_SLICES; slot++) {
+        const GpuInstance *instance = &gpu->instances[slot];
+        if (instance->serial != 0)
+            taken |= window(instance->start, machine->profiles[instance->profile].size);
+    }
+    return taken;
+}
+
+static bool within_budgets(const Gpu *gpu, const GpuProfile *profile)
+{
+    for (uint32_t budget = 0; budget < machine->budget_count; budget++) {
+        uint32_t used = profile->uses[budget];
+        for (int slot = 0; slot < MAX_SLICES; slot++)
+            if (gpu->instances[slot].serial != 0)
+                used += machine->profiles[gpu->instances[slot].profile].uses[budget];
+        if (used > machine->budgets[budget])
+            return false;
+    }
+    return true;
+}
+
+bool offered(const GpuProfile *profile, uint32_t start)
+{
+    for (uint32_t number = 0; number < profile->start_count; number++)
+        if (profile->starts[number] == start)
+            return true;
+    return false;
+}
+
+bool fits(const Gpu *gpu, const GpuProfile *profile, uint32_t start)
+{
+    return !(taken_slices(gpu) & window(start, profile->size)) && within_budgets(gpu, profile);
+}
+
+uint32_t chosen_start(const Gpu *gpu, const GpuProfile *profile)
+{
+    for (uint32_t number = 0; number < profile->start_count; number++)
+        if (fits(gpu, profile, profile->preferred[number]))
+            return profile->preferred[number];
+    return ANY;
+}
+
+uint32_t room_for(const Gpu *gpu, const GpuProfile *profile)
+{
+    Gpu filled = *gpu;
+    uint32_t count = 0;
+    for (int slot = 0; slot < MAX_SLICES; slot++) {
+        if (filled.instances[slot].serial != 0)
+            continue;
+        /* Windows of one profile are filled from below: no other order takes more of them. */
+        uint32_t number = 0;
+        while (number < profile->start_count && !fits(&filled, profile, profile->starts[number]))
+            number++;
+        if (number == profile->start_count)
+            break;
+        filled.instances[slot] = (GpuInstance){
+            .serial = 1,
+            .profile = (uint32_t)(profile - machine->profiles),
+            .start = profile->starts[number],
+        };
+        count++;
+    }
+    return count;
+}
+
+uint32_t taken_compute(const Gpu *gpu, const GpuInstance *instance)
+{
+    const GpuProfile *profile = &machine->profiles[instance->profile];
+    uint32_t taken = 0;
+    for (int slot = 0; slot < MAX_SLICES; slot++) {
+        const ComputeInstance *compute = &gpu->computes[slot];
+        if (compute->serial != 0 && compute->parent == instance->serial)
+            taken |= window(compute->start, profile->compute_profiles[compute->profile].slices);
+    }
+    return taken;
+}
+
+bool compute_offered(const ComputeProfile *profile, uint32_t start)
+{
+    for (uint32_t number = 0; number < profile->start_count; number++)
+        if (profile->starts[number] == start)
+            return true;
+    return false;
+}
+
+uint32_t chosen_compute_start(uint32_t taken, const ComputeProfile *profile)
+{
+    for (uint32_t number = 0; number < profile->start_count; number++)
+        if (!(taken & window(profile->starts[number], profile->slices)))
+            return profile->starts[number];
+    return ANY;
+}

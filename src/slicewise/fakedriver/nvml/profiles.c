@@ -1,0 +1,197 @@
+/* MIG mode, GPU instance profiles, and where they may go. */
+#include "handles.h"
+#include "legality.h"
+
+#include <string.h>
+
+EXPORT nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current,
+                                         unsigned int *pending)
+{
+    Call call;
+    Place place;
+    nvmlReturn_t code = begin_gpu(&call, F_nvmlDeviceGetMigMode, device, &place);
+    if (code != NVML_SUCCESS)
+        return code;
+    if (current == NULL || pending == NULL)
+        return end(&call, NVML_ERROR_INVALID_ARGUMENT);
+    *current = place.gpu->mig;
+    *pending = place.gpu->mig_pending;
+    return end(&call, NVML_SUCCESS);
+}
+
+EXPORT nvmlReturn_t nvmlDeviceSetMigMode(nvmlDevice_t device, unsigned int mode,
+                                         nvmlReturn_t *activation)
+{
+    Call call;
+    Place place;
+    nvmlReturn_t code = begin_gpu(&call, F_nvmlDeviceSetMigMode, device, &place);
+    if (code != NVML_SUCCESS)
+        return code;
+    if (mode > 1 || activation == NULL)
+        return end(&call, NVML_ERROR_INVALID_ARGUMENT);
+    Gpu *gpu = &draft()->gpus[place.number];
+    gpu->mig_pending = mode;
+    *activation = NVML_SUCCESS;
+    if (gpu->mig != mode) {
+        bool occupied = false;
+        for (int slot = 0; slot < MAX_SLICES; slot++)
+            occupied |= gpu->instances[slot].serial != 0;
+        if (occupied)
+            *activation = NVML_ERROR_IN_USE;
+        else if (machine->mode_needs_reset)
+            *activation = NVML_ERROR_RESET_REQUIRED;
+        else
+            gpu->mig = mode;
+    }
+    commit(&call);
+    return end(&call, NVML_SUCCESS);
+}
+
+/* Fill in the structure of whichever version the caller has. */
+static nvmlReturn_t describe(const GpuProfile *profile, void *info)
+{
+    unsigned int version;
+    memcpy(&version, info, sizeof version);
+    if (version == VERSIONED(nvmlGpuInstanceProfileInfo_v2_t, 2)) {
+        nvmlGpuInstanceProfileInfo_v2_t told = {
+            .version = version,
+            .id = profile->id,
+            .sliceCount = profile->compute,
+            .instanceCount = profile->instances,
+            .multiprocessorCount = profile->multiprocessors,
+            .copyEngineCount = profile->copy_engines,
+            .decoderCount = profile->decoders,
+            .encoderCount = profile->encoders,
+            .jpegCount = profile->jpeg_engines,
+            .ofaCount = profile->ofa_engines,
+            .memorySizeMB = profile->memory_mib,
+        };
+        memcpy(told.name, profile->name, NAME_SIZE);
+        memcpy(info, &told, sizeof told);
+        return NVML_SUCCESS;
+    }
+    if (version == VERSIONED(nvmlGpuInstanceProfileInfo_v3_t, 3)) {
+        nvmlGpuInstanceProfileInfo_v3_t told = {
+            .version = version,
+            .id = profile->id,
+            .sliceCount = profile->compute,
+            .instanceCount = profile->instances,
+            .multiprocessorCount = profile->multiprocessors,
+            .copyEngineCount = profile->copy_engines,
+            .decoderCount = profile->decoders,
+            .encoderCount = profile->encoders,
+            .jpegCount = profile->jpeg_engines,
+            .ofaCount = profile->ofa_engines,
+            .memorySizeMB = profile->memory_mib,
+            .capabilities = profile->capabilities,
+        };
+        memcpy(told.name, profile->name, NAME_SIZE);
+        memcpy(info, &told, sizeof told);
+        return NVML_SUCCESS;
+    }
+    return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+}
+
+/* The profile with NVML's number, which must be one NVML knows. */
+static nvmlReturn_t by_number(unsigned int number, const GpuProfile **profile)
+{
+    if (number >= GPU_INSTANCE_PROFILE_COUNT)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *profile = profile_with_number(number);
+    return *profile == NULL ? NVML_ERROR_NOT_SUPPORTED : NVML_SUCCESS;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfo(nvmlDevice_t device, unsigned int number,
+                                                        nvmlGpuInstanceProfileInfo_t *info)
+{
+    Call call;
+    Place place;
+    const GpuProfile *profile;
+    nvmlReturn_t code = begin_gpu(&call, F_nvmlDeviceGetGpuInstanceProfileInfo, device, &place);
+    if (code != NVML_SUCCESS)
+        return code;
+    code = info == NULL ? NVML_ERROR_INVALID_ARGUMENT : by_number(number, &profile);
+    if (code == NVML_SUCCESS)
+        *info = (nvmlGpuInstanceProfileInfo_t){
+            .id = profile->id,
+            .sliceCount = profile->compute,
+            .instanceCount = profile->instances,
+            .multiprocessorCount = profile->multiprocessors,
+            .copyEngineCount = profile->copy_engines,
+            .decoderCount = profile->decoders,
+            .encoderCount = profile->encoders,
+            .jpegCount = profile->jpeg_engines,
+            .ofaCount = profile->ofa_engines,
+            .memorySizeMB = profile->memory_mib,
+        };
+    return end(&call, code);
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfoV(nvmlDevice_t device, unsigned int number,
+                                                         void *info)
+{
+    Call call;
+    Place place;
+    const GpuProfile *profile;
+    nvmlReturn_t code = begin_gpu(&call, F_nvmlDeviceGetGpuInstanceProfileInfoV, device, &place);
+    if (code != NVML_SUCCESS)
+        return code;
+    code = info == NULL ? NVML_ERROR_INVALID_ARGUMENT : by_number(number, &profile);
+    return end(&call, code == NVML_SUCCESS ? describe(profile, info) : code);
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfoByIdV(nvmlDevice_t device, unsigned int id,
+                                                             void *info)
+{
+    Call call;
+    Place place;
+    nvmlReturn_t code =
+        begin_gpu(&call, F_nvmlDeviceGetGpuInstanceProfileInfoByIdV, device, &place);
+    if (code != NVML_SUCCESS)
+        return code;
+    const GpuProfile *profile = profile_with_id(id);
+    if (info == NULL)
+        return end(&call, NVML_ERROR_INVALID_ARGUMENT);
+    return end(&call, profile == NULL ? NVML_ERROR_NOT_SUPPORTED : describe(profile, info));
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetGpuInstancePossiblePlacements_v2(nvmlDevice_t device,
+                                                                  unsigned int id,
+                                                                  nvmlPlacement_t *placements,
+                                                                  unsigned int *count)
+{
+    Call call;
+    Place place;
+    nvmlReturn_t code =
+        begin_gpu(&call, F_nvmlDeviceGetGpuInstancePossiblePlacements_v2, device, &place);
+    if (code != NVML_SUCCESS)
+        return code;
+    if (count == NULL)
+        return end(&call, NVML_ERROR_INVALID_ARGUMENT);
+    const GpuProfile *profile = profile_with_id(id);
+    if (profile == NULL)
+        return end(&call, NVML_ERROR_NOT_SUPPORTED);
+    /* Also with MIG off; and what the caller has put into the count is not looked at. */
+    for (uint32_t number = 0; placements != NULL && number < profile->start_count; number++)
+        placements[number] = (nvmlPlacement_t){profile->starts[number], profile->size};
+    *count = profile->start_count;
+    return end(&call, NVML_SUCCESS);
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetGpuInstanceRemainingCapacity(nvmlDevice_t device, unsigned int id,
+                                                              unsigned int *count)
+{
+    Call call;
+    Place place;
+    nvmlReturn_t code =
+        begin_gpu(&call, F_nvmlDeviceGetGpuInstanceRemainingCapacity, device, &place);
+    if (code != NVML_SUCCESS)
+        return code;
+    if (count == NULL)
+        return end(&call, NVML_ERROR_INVALID_ARGUMENT);
+    const GpuProfile *profile = profile_with_id(id);
+    if (profile == NULL || !place.gpu->mig)
+        return end(&call, NVML_ERROR_NOT_SUPPORTED);
+    *count = room_for(place.gpu, profile);
+    return end(&call, NVML_SUCCESS);
+}

@@ -1,0 +1,91 @@
+/* The library itself: beginning and ending, versions, the names of errors. */
+#include "handles.h"
+
+EXPORT nvmlReturn_t nvmlInitWithFlags(unsigned int flags)
+{
+    return attach(flags, F_nvmlInitWithFlags);
+}
+
+EXPORT nvmlReturn_t nvmlInit_v2(void) { return attach(0, F_nvmlInit_v2); }
+
+EXPORT nvmlReturn_t nvmlShutdown(void) { return detach(); }
+
+EXPORT nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int length)
+{
+    Call call;
+    nvmlReturn_t code = begin(&call, F_nvmlSystemGetDriverVersion, ANY);
+    if (code != NVML_SUCCESS)
+        return code;
+    return end(&call, give_text(machine->driver_version, version, length));
+}
+
+EXPORT nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned int length)
+{
+    Call call;
+    nvmlReturn_t code = begin(&call, F_nvmlSystemGetNVMLVersion, ANY);
+    if (code != NVML_SUCCESS)
+        return code;
+    return end(&call, give_text(machine->nvml_version, version, length));
+}
+
+static nvmlReturn_t give_cuda_version(Function function, int *version)
+{
+    Call call;
+    nvmlReturn_t code = begin(&call, function, ANY);
+    if (code != NVML_SUCCESS)
+        return code;
+    if (version == NULL)
+        return end(&call, NVML_ERROR_INVALID_ARGUMENT);
+    *version = (int)machine->cuda_version;
+    return end(&call, NVML_SUCCESS);
+}
+
+EXPORT nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version)
+{
+    return give_cuda_version(F_nvmlSystemGetCudaDriverVersion, version);
+}
+
+EXPORT nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version)
+{
+    return give_cuda_version(F_nvmlSystemGetCudaDriverVersion_v2, version);
+}
+
+EXPORT const char *nvmlErrorString(nvmlReturn_t code)
+{
+    static const char *const words[] = {
+        "Success",
+        "Uninitialized",
+        "Invalid Argument",
+        "Not Supported",
+        "Insufficient Permissions",
+        "Already Initialized",
+        "Not Found",
+        "Insufficient Size",
+        "Insufficient External Power",
+        "Driver Not Loaded",
+        "Timeout",
+        "Interrupt Request Issue",
+        "NVML Shared Library Not Found",
+        "Function Not Found",
+        "Corrupted infoROM",
+        "GPU is lost",
+        "GPU requires reset",
+        "GPU access blocked by the operating system",
+        "Driver/library version mismatch",
+        "In use by another client",
+        "Insufficient Memory",
+        "No data",
+        "The requested vgpu operation is not available on target device, because ECC is enabled",
+        "Insufficient Resources",
+        "Frequency not supported",
+        "Argument version mismatch",
+        "Functionality has been deprecated",
+        "System is not ready for the request",
+        "No GPUs were found",
+        "Resource not in correct state",
+        "Reset type not supported",
+    };
+    if ((unsigned int)code < sizeof words / sizeof *words)
+        return words[code];
+    return "Unknown Error";
+}
