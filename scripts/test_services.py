@@ -1,9 +1,10 @@
-"""Find the PostgreSQL that the tests start, and install it where that is possible.
+"""Find the PostgreSQL and the Chromium that the tests start, and install them where possible.
 
 Usage: test_services.py
 
-Prints the folder of the PostgreSQL programs. Where they are missing, root on Debian or Ubuntu gets
-them from the distribution's packages; elsewhere this exits with 1 and says what to install.
+Prints the folder of the PostgreSQL programs and the path of the browser. Where they are missing,
+root on Debian or Ubuntu gets them from the distribution's packages; elsewhere this exits with 1 and
+says what to install.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 PACKAGE = "postgresql"
+BROWSER = "chromium"
 INSTALL_SECONDS = 600
 
 
@@ -42,20 +45,45 @@ def postgres_programs() -> Path | None:
     return None
 
 
+def chromium_program() -> Path | None:
+    """Chromium, wherever it is called how."""
+    named = os.environ.get("CHROMIUM")
+    if named:
+        return Path(named)
+    for name in ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome"):
+        found = shutil.which(name)
+        if found:
+            return Path(found)
+    return None
+
+
 def require_postgres() -> Path:
     """The folder of the PostgreSQL programs, which are installed if need be and possible."""
-    found = postgres_programs()
+    return _require(
+        "PostgreSQL", PACKAGE, "the folder of its programs in PG_BIN", postgres_programs
+    )
+
+
+def require_chromium() -> Path:
+    """The browser that the dashboard is tried in, installed if need be and possible."""
+    return _require("Chromium", BROWSER, "the program in CHROMIUM", chromium_program)
+
+
+def _require(what: str, package: str, otherwise: str, find: Callable[[], Path | None]) -> Path:
+    found = find()
     if found is not None:
         return found
     apt = shutil.which("apt-get")
     if apt is None or os.geteuid() != 0:
         raise MissingServiceError(
-            "PostgreSQL is not installed, and installing it needs apt-get and root: install the "
-            f"package {PACKAGE}, or name the folder of its programs in PG_BIN"
+            f"{what} is not installed, and installing it needs apt-get and root: install the "
+            f"package {package}, or name {otherwise}"
         )
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    install = [apt, "install", "--yes", "--quiet", "--no-install-recommends", PACKAGE]
-    for command in ([apt, "update", "--quiet"], install):
+    # Tests run side by side, and only one of them can install at a time.
+    patient = f"-oDPkg::Lock::Timeout={INSTALL_SECONDS}"
+    install = [apt, "install", patient, "--yes", "--quiet", "--no-install-recommends", package]
+    for command in ([apt, "update", patient, "--quiet"], install):
         try:
             done = subprocess.run(
                 command,
@@ -67,24 +95,25 @@ def require_postgres() -> Path:
             )
         except subprocess.TimeoutExpired:
             raise MissingServiceError(
-                f"PostgreSQL is not installed, and '{' '.join(command)}' took too long"
+                f"{what} is not installed, and '{' '.join(command)}' took too long"
             ) from None
         problem = done.stderr.strip().splitlines()[-1:]
         # Lists that cannot be updated may still name the package, so only installing must work.
         if done.returncode and command is install:
             raise MissingServiceError(
-                f"PostgreSQL is not installed, and '{' '.join(command)}' failed: {problem}"
+                f"{what} is not installed, and '{' '.join(command)}' failed: {problem}"
             )
-    found = postgres_programs()
+    found = find()
     if found is None:
-        raise MissingServiceError(f"the package {PACKAGE} was installed and brought no initdb")
+        raise MissingServiceError(f"the package {package} was installed and brought no {what}")
     return found
 
 
 def main() -> int:
-    """Print where PostgreSQL is."""
+    """Print where they are."""
     try:
         print(require_postgres())
+        print(require_chromium())
     except MissingServiceError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

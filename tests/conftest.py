@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -28,6 +29,21 @@ SCHEDULABLE = [e.geometry for e in Catalog.builtin().entries() if e.geometry is 
 def a100() -> Geometry:
     """The paper's GPU."""
     return Catalog.builtin().find("A100-80GB").require()
+
+
+LONG = ("e2e", "dashboard", "sim", "agent", "fakedriver")
+"""Folders with files that take minutes: begun first, so that no core is left with one."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first; within them, and among the rest, the order stays."""
+    tests = Path(__file__).parent
+
+    def turn(item: pytest.Item) -> int:
+        folder = item.path.relative_to(tests).parts[0]
+        return LONG.index(folder) if folder in LONG else len(LONG)
+
+    items.sort(key=turn)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

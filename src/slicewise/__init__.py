@@ -7,39 +7,43 @@
 0
 """
 
-from slicewise.catalog.library import Catalog, load_geometry
-from slicewise.core.cluster import Cluster, Instance, Node
-from slicewise.core.errors import (
-    GeometryError,
-    PlacementError,
-    SlicewiseError,
-    UnknownNameError,
-)
-from slicewise.core.fragmentation import (
-    Reading,
-    blocked_starts,
-    is_fragmented,
-    score,
-    score_by_profile,
-)
-from slicewise.core.geometry import Budget, Geometry, Placement, Profile
-from slicewise.core.request import Need, Reason, Rejection, Request
-from slicewise.core.states import GpuState
-from slicewise.engine.defrag import Plan, Planner
-from slicewise.engine.moves import Move, Moved, carry_out
-from slicewise.engine.queue import Discipline, Ticket, WaitingRoom
-from slicewise.engine.scheduler import Placed, PolicyError, Released, Scheduler
-from slicewise.policies.base import (
-    AdaptivePolicy,
-    Policy,
-    Preference,
-    ScanPolicy,
-    ScorePolicy,
-    Spot,
-    TablePolicy,
-    Ties,
-)
-from slicewise.policies.registry import policy, policy_names
+import typing as _typing
+from importlib import import_module as _import_module
+
+if _typing.TYPE_CHECKING:
+    from slicewise.catalog.library import Catalog, load_geometry
+    from slicewise.core.cluster import Cluster, Instance, Node
+    from slicewise.core.errors import (
+        GeometryError,
+        PlacementError,
+        SlicewiseError,
+        UnknownNameError,
+    )
+    from slicewise.core.fragmentation import (
+        Reading,
+        blocked_starts,
+        is_fragmented,
+        score,
+        score_by_profile,
+    )
+    from slicewise.core.geometry import Budget, Geometry, Placement, Profile
+    from slicewise.core.request import Need, Reason, Rejection, Request
+    from slicewise.core.states import GpuState
+    from slicewise.engine.defrag import Plan, Planner
+    from slicewise.engine.moves import Move, Moved, carry_out
+    from slicewise.engine.queue import Discipline, Ticket, WaitingRoom
+    from slicewise.engine.scheduler import Placed, PolicyError, Released, Scheduler
+    from slicewise.policies.base import (
+        AdaptivePolicy,
+        Policy,
+        Preference,
+        ScanPolicy,
+        ScorePolicy,
+        Spot,
+        TablePolicy,
+        Ties,
+    )
+    from slicewise.policies.registry import policy, policy_names
 
 __version__ = "0.1.0"
 
@@ -91,3 +95,38 @@ __all__ = [
     "score",
     "score_by_profile",
 ]
+
+# Names are looked up when they are asked for: an agent on a node is part of this package, and must
+# not load the scheduler and NumPy with it.
+_HOMES = {
+    "slicewise.catalog.library": "Catalog load_geometry",
+    "slicewise.core.cluster": "Cluster Instance Node",
+    "slicewise.core.errors": "GeometryError PlacementError SlicewiseError UnknownNameError",
+    "slicewise.core.fragmentation": "Reading blocked_starts is_fragmented score score_by_profile",
+    "slicewise.core.geometry": "Budget Geometry Placement Profile",
+    "slicewise.core.request": "Need Reason Rejection Request",
+    "slicewise.core.states": "GpuState",
+    "slicewise.engine.defrag": "Plan Planner",
+    "slicewise.engine.moves": "Move Moved carry_out",
+    "slicewise.engine.queue": "Discipline Ticket WaitingRoom",
+    "slicewise.engine.scheduler": "Placed PolicyError Released Scheduler",
+    "slicewise.policies.base": (
+        "AdaptivePolicy Policy Preference ScanPolicy ScorePolicy Spot TablePolicy Ties"
+    ),
+    "slicewise.policies.registry": "policy policy_names",
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
+
+
+if not _typing.TYPE_CHECKING:  # or a misspelt name would look like a good one
+
+    def __getattr__(name: str) -> object:
+        """A public name, from the module that has it."""
+        if name not in _HOME:
+            raise AttributeError(f"module 'slicewise' has no attribute {name!r}")
+        value = globals()[name] = getattr(_import_module(_HOME[name]), name)
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

@@ -16,7 +16,7 @@ from slicewise.cli import telling
 from slicewise.cli.event_text import event_line
 from slicewise.cli.screen import DETAILED_GPUS, Pulse, screen
 from slicewise.client import ClusterView, EventView, NodeView
-from slicewise.control import entries
+from slicewise.control import entries, hardware
 from slicewise.control.entries import AnyEntry, Part, QuotaRecord, Role, Want
 from slicewise.control.reports import Fragmentation, GpuView, InstanceView, ModelUse
 
@@ -25,6 +25,8 @@ RECORD = entries.AllocationRecord(
     "a1", "acme", Want("1g.10gb", models=("A30",)), count=2, parts=(PART, PART), detail="full",
     cause=entries.Cause.LEASE,
 )  # fmt: skip
+
+FAILED = msgspec.structs.replace(RECORD, cause=entries.Cause.FAILED, detail="no luck")
 
 
 @pytest.mark.parametrize(
@@ -51,6 +53,21 @@ RECORD = entries.AllocationRecord(
         (entries.ModelEntered(entries.GeometryRecord("A30", 4, 4, ())), "model-entered A30"),
         (entries.Overtaken({3: 1, 4: 2}), "overtaken number 3 1 times, number 4 2 times"),
         (entries.TurnTaken(7), "turn-taken to 7"),
+        (hardware.AgentJoined("n1", "s1", "b", "580", "1.0", 0, ("GPU-0",), True),
+         "agent-joined n1: agent 1.0, driver 580, 1 GPU, after a restart of the node"),
+        (hardware.GeometryAccepted("n1"), "geometry-accepted n1: as its driver tells it"),
+        (hardware.NodeHeld("n1", {"unknown": "not heard of"}),
+         "node-held n1: takes nothing new (unknown: not heard of)"),
+        (hardware.GpuHeld("n1", 3, {}), "gpu-held n1 GPU 3: takes new instances again"),
+        (hardware.PartTurned("a1", "acme", 0, "n1", hardware.Phase.QUARANTINED, "MIG-1", "in use",
+                             10),
+         "part-turned a1 of acme: instance 0 on n1 is quarantined MIG-1, tried 10 times; in use"),
+        (hardware.ForeignSeen("n1", "MIG-1", hardware.Foreign(0, "MIG-1", "1g.10gb", 2, 1)),
+         "foreign-seen n1: MIG-1, 1g.10gb at slice 2 of GPU 0, is foreign; its slices cannot be "
+         "blocked"),
+        (hardware.ForeignEvicted("n1", "MIG-1"), "foreign-evicted n1: MIG-1 is to be destroyed"),
+        (hardware.ForeignGone("n1", "MIG-1"), "foreign-gone n1: MIG-1"),
+        (entries.Ended(FAILED), "ended a1 of acme: failed; no luck"),
     ],
 )  # fmt: skip
 def test_every_entry_is_told(entry: AnyEntry, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,6 +82,24 @@ def test_every_entry_is_told(entry: AnyEntry, told: str, monkeypatch: pytest.Mon
         entry=entry,
     )
     assert event_line(event) == f"1 2026-01-02 03:04:05 {told}"
+
+
+def test_what_is_nobodys_and_what_is_held_can_be_seen() -> None:
+    view = cluster(1, 1)
+    node = msgspec.structs.replace(view.nodes[0], holds={"unknown": "x"}, held_gpus=2)
+    assert view.devices is not None
+    (gpu,) = view.devices
+    pieces = [
+        InstanceView(profile="1g.10gb", start=at, size=1, allocation=None, tenant=None, phase=phase)
+        for at, phase in enumerate(("foreign", "stray", "releasing", "quarantined", "active"))
+    ]
+    gpu = msgspec.structs.replace(gpu, mask="11111000", instances=tuple(pieces))
+    view = msgspec.structs.replace(view, nodes=(node,), devices=(gpu,))
+    line = drawn(view)[-1]
+    assert "xx-!1" in line
+    assert line.endswith("held: unknown, 2 GPUs")
+    one = msgspec.structs.replace(node, holds={}, held_gpus=1)
+    assert telling.holds_of(one) == "1 GPU"
 
 
 def test_no_kind_of_entry_was_forgotten() -> None:

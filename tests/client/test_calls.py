@@ -32,8 +32,8 @@ from slicewise.control.memory import MemoryStore
 from slicewise.core.errors import SlicewiseError
 from slicewise.service.table import ROUTES
 
-NOT_CALLED = {"metrics", "openapi", "healthz"}
-"""Routes for others: Prometheus, generators of code, and whoever watches the process."""
+NOT_CALLED = {"metrics", "openapi", "healthz", "agentHello", "agentDesired", "agentReport"}
+"""Routes for others: Prometheus, generators of code, whoever watches the process, and agents."""
 
 
 def public(cls: type) -> dict[str, Any]:
@@ -97,6 +97,10 @@ def walk(client: Any) -> set[str]:
         called.add(name)
         return getattr(client, name)(*arguments, **options)
 
+    def refused(name: str, *arguments: Any) -> None:
+        with pytest.raises(ApiError):
+            do(name, *arguments)
+
     # Nodes
     node = do("add_node", "n1", "A100-80GB", 2, labels={"rack": "r1"}, idempotency_key="n1")
     assert (node.name, node.gpus, node.state, node.labels) == ("n1", 2, "ready", {"rack": "r1"})
@@ -155,8 +159,8 @@ def walk(client: Any) -> set[str]:
     assert (served.state, len(served.instances)) == ("placed", 2)
     assert do("wait_until_placed", waits.id) == served
     assert do("release", waits.id, idempotency_key="gone") == do("release", waits.id)
-    ended = do("allocations", state="released")
-    assert next(ended).id == waits.id
+    with closing(do("allocations", state="released")) as ended:
+        assert next(ended).id == waits.id
 
     # Tenants and tokens
     tenant = do("add_tenant", "acme", Quota(instances=2, requests_per_second=50.5))
@@ -196,6 +200,12 @@ def walk(client: Any) -> set[str]:
     assert plan.budget == 4
     assert do("carry_out", plan.moves) == len(plan.moves) == 1
     assert do("plan").found is True
+
+    # What agents found: nothing here, so tests/client/test_agents.py has more
+    assert do("wait_until_active", small[0].id).state in ("placed", "released")
+    refused("accept", "n1")
+    refused("adopt", "n1", "MIG-1", "default")
+    refused("evict", "n1", "MIG-1")
 
     # Down again
     assert do("drain", "n1").state == "draining"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 
 import pytest
 from hypothesis import given, settings
@@ -23,7 +24,9 @@ from slicewise import (
 from slicewise.core.idset import NONE
 
 
-def check_books(cluster: Cluster, living: dict[int, Instance]) -> None:
+def check_books(
+    cluster: Cluster, living: dict[int, Instance], held: Collection[int] = frozenset()
+) -> None:
     """Everything the cluster keeps, recomputed from the instances alone."""
     masks = {gpu: 0 for node in cluster.nodes for gpu in node.gpus}
     for instance in living.values():
@@ -46,7 +49,10 @@ def check_books(cluster: Cluster, living: dict[int, Instance]) -> None:
         assert cluster.state(gpu).mask == mask
         here = sorted(instance for instance in living.values() if instance.gpu == gpu)
         assert cluster.instances_on(gpu) == here
-    schedulable = {gpu for node in cluster.nodes if node.schedulable for gpu in node.gpus}
+    schedulable = {
+        gpu for node in cluster.nodes if node.schedulable for gpu in node.gpus if gpu not in held
+    }
+    assert {gpu for gpu in masks if cluster.is_held(gpu)} == held
     assert set(cluster.schedulable) == schedulable
     members = [set(m) for m in cluster.members]
     assert set().union(*members) == schedulable
@@ -63,8 +69,9 @@ def test_the_books_are_true_after_any_walk(seed: int, steps: int) -> None:
     models = [Catalog.builtin().find(n).require() for n in ("A100-80GB", "A30", "RTX-PRO-6000")]
     cluster = Cluster()
     living: dict[int, Instance] = {}
+    held: set[int] = set()
     for step in range(steps):
-        match rng.randrange(9):
+        match rng.randrange(11):
             case 0:
                 cluster.add_node(f"n{step}", rng.choice(models), rng.randint(1, 3))
             case 1 if cluster.nodes:
@@ -78,6 +85,15 @@ def test_the_books_are_true_after_any_walk(seed: int, steps: int) -> None:
                         cluster.remove_node(node.name)
                 else:
                     cluster.remove_node(node.name)
+                    held -= set(node.gpus)
+            case 9 if cluster.nodes:
+                gpu = rng.choice(rng.choice(cluster.nodes).gpus)
+                cluster.hold(gpu)
+                held.add(gpu)
+            case 10 if cluster.nodes:
+                gpu = rng.choice(rng.choice(cluster.nodes).gpus)
+                cluster.unhold(gpu)
+                held.discard(gpu)
             case 4 | 5 if living:
                 identity = rng.choice(list(living))
                 gone = living.pop(identity)
@@ -89,14 +105,14 @@ def test_the_books_are_true_after_any_walk(seed: int, steps: int) -> None:
                 placement = rng.choice(node.geometry.placements)
                 gpu = rng.choice(node.gpus)
                 feasible = cluster.state(gpu).feasible_starts(placement.profile)
-                if node.schedulable and placement.start in feasible:
+                if node.schedulable and gpu not in held and placement.start in feasible:
                     made = cluster.place(gpu, placement.profile.name, placement.start)
                     assert made.id not in living
                     living[made.id] = made
                 else:
                     with pytest.raises(PlacementError):
                         cluster.place(gpu, placement.profile.name, placement.start)
-    check_books(cluster, living)
+    check_books(cluster, living, held)
 
 
 def test_refusals_say_why(a100: Geometry) -> None:
@@ -119,6 +135,29 @@ def test_refusals_say_why(a100: Geometry) -> None:
     cluster.drain("node-0")
     with pytest.raises(PlacementError, match="drained"):
         cluster.place(1, "1g.10gb", 0)
+
+
+def test_a_gpu_that_is_held_takes_nothing_new(a100: Geometry) -> None:
+    cluster = Cluster.of(a100, 2)
+    kept = cluster.place(0, "1g.10gb", 0)
+    for _ in range(2):
+        cluster.hold(0)
+    check_books(cluster, {kept.id: kept}, {0})
+    with pytest.raises(PlacementError, match="GPU 0 of node 'node-0' is held"):
+        cluster.place(0, "1g.10gb", 1)
+    assert cluster.place(1, "1g.10gb", 0).gpu == 1
+    cluster.drain("node-0")
+    cluster.unhold(0)
+    cluster.hold(1)
+    cluster.resume("node-0")
+    assert list(cluster.schedulable) == [0], "a drained node's GPU can be held and let go of"
+    for _ in range(2):
+        cluster.unhold(1)
+    assert list(cluster.schedulable) == [0, 1]
+    for gpu in (-1, 2):
+        for call in (cluster.hold, cluster.unhold, cluster.is_held):
+            with pytest.raises(PlacementError, match="no GPU"):
+                call(gpu)
 
 
 def test_the_compute_budget_binds_where_windows_do_not() -> None:

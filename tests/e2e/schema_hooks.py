@@ -14,6 +14,10 @@ from schemathesis.openapi.checks import UseAfterFree
 
 OWN_TOKEN = "SCHEMA_OWN_TOKEN"
 """The variable that holds the id of the token."""
+FIRST_SESSION = "SCHEMA_FIRST_SESSION"
+"""The variable that holds the session of an agent, which examples speak of."""
+
+_sessions = [os.environ.get(FIRST_SESSION, "")]
 
 
 @schemathesis.hook
@@ -33,6 +37,20 @@ def before_call(
 ) -> None:
     """The same where a case is not generated, but follows from an answer."""
     case.path_parameters = map_path_parameters(context, case.path_parameters)
+    for values in (case.query, case.body):
+        if isinstance(values, dict) and values.get("session") == os.environ.get(FIRST_SESSION):
+            values["session"] = _sessions[-1]
+
+
+@schemathesis.hook
+def after_call(
+    context: schemathesis.HookContext,
+    case: schemathesis.Case[Any],
+    response: schemathesis.Response,
+) -> None:
+    """A new session ends the one before it, so the newest is the one to go on with."""
+    if case.operation.path == "/v1/agent/hello" and response.status_code == 200:
+        _sessions.append(response.json()["session"])
 
 
 @schemathesis.hook

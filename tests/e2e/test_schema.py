@@ -13,6 +13,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -20,12 +21,15 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
+import msgspec
 import pytest
 from tests.e2e.conftest import Open, Tell
-from tests.e2e.schema_hooks import OWN_TOKEN
+from tests.e2e.schema_hooks import FIRST_SESSION, OWN_TOKEN
 from tests.e2e.server import Server
 
+from slicewise import load_geometry
 from slicewise.control.entries import Role
+from slicewise.control.geometries import record_of
 from slicewise.service.routes import Route
 from slicewise.service.table import ROUTES
 
@@ -71,6 +75,29 @@ class Scene:
         body = {"profile": "1g.10gb", "tenant": "acme"} | options
         return self.ask(201, "POST", "/v1/allocations", body)
 
+    def join(self, node: str) -> tuple[dict[str, Any], dict[str, Any], str]:
+        """Have an agent begin: what it says, what it reports, and its session."""
+        self.token(Role.AGENT, node=node)
+        token = self.tokens[Role.AGENT][1]
+        hello = {
+            "boot": "b1",
+            "agent": "0.1.0",
+            "driver": "580",
+            "model": "H200-141GB",
+            "geometry": msgspec.to_builtins(record_of(load_geometry("H200-141GB"))),
+            "disagreements": ["1g.18gb: the driver offers otherwise"],
+            "gpus": [{"uuid": "GPU-0", "mig": True}],
+        }
+        session = self.ask(200, "POST", "/v1/agent/hello", hello, token=token)["session"]
+        found = {"gpu": "GPU-0", "profile": "1g.18gb", "size": 1}
+        report = {
+            "session": session,
+            "gpus": [{"uuid": "GPU-0", "mig": True, "temperature": 40}],
+            "foreign": [found | {"uuid": f"MIG-{at}", "start": at} for at in (1, 2)],
+        }
+        self.ask(200, "POST", "/v1/agent/report", report, token=token)
+        return hello, report, session
+
     def furnish(self) -> None:
         """Something of everything, and a request for every operation that will be granted."""
         for name, model, gpus in (("n1", "A100-80GB", 8), ("n2", "A30-24GB", 2), ("n3", "H20", 2)):
@@ -82,6 +109,7 @@ class Scene:
             self.token(role)
         for role in (Role.TENANT, Role.READ_ONLY):
             self.token(role, tenant="acme")
+        hello, report, session = self.join("g1")
         stays, goes, moves = self.place(), self.place(), self.place()
         spare = self.ask(201, "POST", "/v1/tokens", {"role": "read-only"})
         body = {"profile": "2g.20gb", "wait_seconds": 60, "labels": {"team": "vision"}}
@@ -99,6 +127,12 @@ class Scene:
             "cordonNode": {"name": "n2"},
             "uncordonNode": {"name": "n2"},
             "drainNode": {"name": "n2"},
+            "acceptNode": {"name": "g1"},
+            "adoptForeign": {"name": "g1", "uuid": "MIG-1", "body": {"tenant": "acme"}},
+            "evictForeign": {"name": "g1", "uuid": "MIG-2"},
+            "agentHello": {"body": hello},
+            "agentDesired": {"session": session, "after": 0, "wait": 1},
+            "agentReport": {"body": report},
             "addTenant": {"body": {"name": "globex"}},
             "getTenant": {"name": "acme"},
             "changeTenant": {"name": "acme", "body": {"quota": {"instances": None}}},
@@ -187,6 +221,7 @@ def attack(
         "PYTHONPATH": str(_ROOT),
         "SCHEMATHESIS_HOOKS": "tests.e2e.schema_hooks",
         OWN_TOKEN: own,
+        FIRST_SESSION: scene.examples["agentDesired"]["session"],
     }
     ended = subprocess.run(
         command,
@@ -209,7 +244,7 @@ def operation(route: Route) -> str:
 
 
 @pytest.mark.parametrize(
-    "role", [Role.ADMIN, Role.TENANT, None], ids=lambda role: str(role or "nobody")
+    "role", [Role.ADMIN, Role.TENANT, Role.AGENT, None], ids=lambda role: str(role or "nobody")
 )
 def test_every_answer_is_in_the_document(
     scene: Scene, tmp_path: Path, tell: Tell, role: Role | None
@@ -308,7 +343,7 @@ def test_the_stream_of_events_is_as_documented(
     if status != 200:
         check(shared, "Problem", json.loads(blocks[0]))
         return
-    assert blocks[0] == "retry: 2000\n\n"
+    assert re.fullmatch(r"retry: 2000\nid: \d+\n\n", blocks[0])
     numbers = [0]
     for block in blocks[1:]:
         fields = dict(line.split(": ", 1) for line in block.splitlines() if line)

@@ -430,6 +430,10 @@ def test_plans_out_of_date_are_refused(a100: Geometry) -> None:
     ):
         with pytest.raises(PlacementError, match=problem):
             carry_out(cluster, [move])
+    cluster.hold(1)
+    with pytest.raises(PlacementError, match="is held"):
+        carry_out(cluster, [Move(instance, 1, 0)])
+    cluster.unhold(1)
     cluster.drain("node-0")
     with pytest.raises(PlacementError, match="drained"):
         carry_out(cluster, [Move(instance, 1, 0)])

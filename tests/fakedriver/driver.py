@@ -97,8 +97,8 @@ def profiles(device: Any) -> dict[str, Any]:
     for number in range(nvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
         try:
             info = nvml.nvmlDeviceGetGpuInstanceProfileInfo(device, number)
-        except nvml.NVMLError_NotSupported:
-            continue
+        except (nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument):
+            continue  # a number of another GPU, or one younger than the driver
         found[str(info.name).removeprefix("MIG ")] = info
     return found
 

@@ -47,14 +47,22 @@ def answer(call: Callable[..., Any], *arguments: Any) -> Any:
 def plain(value: Any) -> Any:
     """A value as JSON can hold it: structures by field, text for bytes."""
     if isinstance(value, ctypes.Structure):
-        return {field[0]: plain(getattr(value, field[0])) for field in value._fields_}
+        return {field[0]: plain(_held(value, *field)) for field in value._fields_}
     if isinstance(value, bytes):
-        return value.decode()
+        return value.decode(errors="replace")
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     if isinstance(value, ctypes._SimpleCData):
         return value.value
     return value
+
+
+def _held(value: ctypes.Structure, name: str, kind: Any) -> Any:
+    """A field; text to its last character, even where a zero stands before it."""
+    if getattr(kind, "_type_", None) is not ctypes.c_char:
+        return getattr(value, name)
+    place = getattr(type(value), name)
+    return bytes(value)[place.offset : place.offset + place.size].rstrip(b"\0")
 
 
 def raw(name: str, *arguments: Any) -> Any:

@@ -88,7 +88,10 @@ def test_every_model_is_read_back_as_the_catalog_has_it(
 def test_profiles_a_model_lacks_are_not_supported(gpu: Any, nvml: Any) -> None:
     assert code(nvml.nvmlDeviceGetGpuInstanceProfileInfo, gpu, 0x5) == NOT_SUPPORTED
     assert code(nvml.nvmlDeviceGetGpuInstanceProfileInfo, gpu, 0x12) == 2
+    assert code(nvml.nvmlDeviceGetGpuInstanceProfileInfo, gpu, 0x11) == 2
     assert code(placements, gpu, 21) == NOT_SUPPORTED
+    assert placements(gpu, 47) == []
+    assert code(placements, gpu, 1) == 2
     assert code(nvml.nvmlDeviceCreateGpuInstance, gpu, 21) == 2
 
 
@@ -174,11 +177,12 @@ def test_everything_can_be_read_without_changing_anything(machine: Machine, libr
     )
     assert (told["before init"], told["count"], told["after shutdown"]) == ("error 1", 2, "error 1")
     device = told["devices"][0]
-    assert device["profiles"]["9"][2]["name"] == "MIG 1g.35gb"  # version 3 of the structure
+    first, second, third = device["profiles"]["9"]
+    assert (first["id"], second["name"], third["name"]) == (15, "MIG 1g.35gb", "")
     assert device["profiles"]["18"] == ["error 2"] * 3
     assert [len(device["ids"][str(i)]["placements"]) for i in (19, 15, 0)] == [7, 4, 1]
     assert device["waiting"] == "error 10"
-    assert device["profile v3, no version"] == "error 25"
+    assert device["profile v3, no version"] == "error 2"
     # Calls were counted; nothing else differs.
     after = machine.path.read_bytes()
     differs = [i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]

@@ -90,7 +90,7 @@ def test_only_what_is_supported_can_be_listened_for(
     machine: Machine, events: Any, gpu: Any, nvml: Any
 ) -> None:
     assert nvml.nvmlDeviceGetSupportedEventTypes(gpu) & XID
-    assert code(nvml.nvmlDeviceRegisterEvents, gpu, 0x10, events) == NOT_SUPPORTED
+    assert code(nvml.nvmlDeviceRegisterEvents, gpu, 0x20, events) == NOT_SUPPORTED
     machine.create_instance(0, "1g.18gb", 0)
     mig = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, 0)
     assert code(nvml.nvmlDeviceRegisterEvents, mig, XID, events) == NOT_SUPPORTED

@@ -233,12 +233,13 @@ def test_mig_mode_switches_at_once_on_hopper(make: Callable[..., Machine], libra
         for refused in (
             lambda: create(gpu, 19, 0, 1),
             lambda: nvml.nvmlDeviceCreateGpuInstance(gpu, 19),
-            lambda: found_on(gpu),
-            lambda: nvml.nvmlDeviceGetGpuInstanceRemainingCapacity(gpu, 19),
-            lambda: nvml.nvmlDeviceGetGpuInstanceById(gpu, 0),
-            lambda: nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, 0),
         ):
             assert code(refused) == NOT_SUPPORTED
+        assert found_on(gpu) == set()
+        assert nvml.nvmlDeviceGetGpuInstanceRemainingCapacity(gpu, 19) == 7
+        assert code(nvml.nvmlDeviceGetGpuInstanceById, gpu, 0) == NOT_FOUND
+        for index in (0, 99):
+            assert code(nvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu, index) == NOT_FOUND
         with pytest.raises(PlacementError, match="MIG mode is off"):
             machine.create_instance(0, "1g.18gb", 0)
         assert nvml.nvmlDeviceSetMigMode(gpu, 1) == 0
@@ -279,5 +280,10 @@ def test_a_mig_device_is_no_gpu(machine: Machine, gpu: Any, nvml: Any) -> None:
     ):
         assert code(question, mig) == INVALID_ARGUMENT
     assert code(create, mig, 19, 1, 1) == INVALID_ARGUMENT
-    for question in (nvml.nvmlDeviceGetGpuInstanceId, nvml.nvmlDeviceGetAttributes_v2):
-        assert code(question, gpu) == NOT_SUPPORTED
+    for question in (
+        nvml.nvmlDeviceGetGpuInstanceId,
+        nvml.nvmlDeviceGetComputeInstanceId,
+        nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle,
+    ):
+        assert code(question, gpu) == INVALID_ARGUMENT
+    assert code(nvml.nvmlDeviceGetAttributes_v2, gpu) == NOT_SUPPORTED

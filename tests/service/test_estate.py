@@ -18,6 +18,10 @@ def test_a_node_from_beginning_to_end(house: House) -> None:
         "slices": 16,
         "free_slices": 16,
         "labels": {"r": "1"},
+        "managed": False,
+        "holds": {},
+        "held_gpus": 0,
+        "foreign": 0,
     }
     assert house.get("/v1/nodes").json() == {"nodes": [made.json()], "next": None}
     identity = house.place("3g.40gb")["id"]

@@ -40,9 +40,9 @@ def test_the_journal_from_the_beginning(busy: House) -> None:
 def test_news_comes_as_it_happens(busy: House) -> None:
     async def read() -> list[str]:
         async with busy.stream("/v1/events") as reader:
-            assert await reader.block() == "retry: 2000"
             told = busy.service.plant.replica
             before = told.seq
+            assert await reader.block() == f"retry: 2000\nid: {before}"
             waiting = asyncio.create_task(reader.event())
             await asyncio.sleep(0)
             assert not waiting.done()

@@ -23,7 +23,7 @@ from slicewise.control.state import State
 from slicewise.service.auth import Caller
 from slicewise.service.capacity import Capacity
 from slicewise.service.devices import gpu_views
-from slicewise.service.overview import _Node, all_devices
+from slicewise.service.overview import _node, all_devices
 
 
 def test_an_empty_cluster(house: House) -> None:
@@ -124,8 +124,7 @@ def test_all_gpus_are_as_they_are_one_by_one(busy: House) -> None:
     caller = Caller(next(iter(state.tokens.values())))
     node = state.nodes["n1"]
     records = list(state.allocations.values())
-    nodes = [_Node(node.name, node.geometry, len(node.gpus))]
-    assert all_devices(nodes, records, caller) == gpu_views(state, node, caller)
+    assert all_devices([_node(node)], records, caller) == gpu_views(state, node, caller)
 
 
 def test_a_dry_run_says_what_would_happen(busy: House) -> None:

@@ -30,6 +30,12 @@ MAY: dict[str, set[str]] = {
     "cordonNode": STAFF,
     "uncordonNode": STAFF,
     "drainNode": STAFF,
+    "acceptNode": STAFF,
+    "adoptForeign": STAFF,
+    "evictForeign": STAFF,
+    "agentHello": {"agent"},
+    "agentDesired": {"agent"},
+    "agentReport": {"agent"},
     "addTenant": {"admin"},
     "listTenants": LOOK,
     "getTenant": LOOK,
@@ -40,6 +46,7 @@ MAY: dict[str, set[str]] = {
     "revokeToken": {"admin"},
     "whoami": ALL,
     "getCluster": LOOK,
+    "getLately": LOOK,
     "listModels": ALL,
     "listPolicies": ALL,
     "planDefrag": {"admin", "operator", "read-only"},
@@ -74,7 +81,7 @@ ENDING = [route for route in ROUTES if route.name != "followEvents"]
 
 @pytest.mark.parametrize("route", ENDING, ids=lambda route: route.name)
 def test_who_may_ask(busy: House, route: Route) -> None:
-    path = route.path.replace("{id}", "unknown").replace("{name}", "n1")
+    path = route.path.replace("{id}", "unknown").replace("{name}", "n1").replace("{uuid}", "MIG-1")
     for who, token in tokens(busy).items():
         # A body that nobody can want: those who may ask are told so, the others that they may not.
         answer = busy.call(

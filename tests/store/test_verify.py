@@ -377,14 +377,14 @@ def test_a_state_that_counts_wrong_is_found(
     papers: Papers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sums are worked out without the state that keeps them."""
-    count = State._count
+    charge = State._charge
 
     def miscount(self: State, tenant: Any, part: Part, sign: int) -> None:
-        count(self, tenant, part, sign)
+        charge(self, tenant, part, sign)
         tenant.usage.memory_slices += sign
         self.nodes[part.node].instances += sign
 
-    monkeypatch.setattr(State, "_count", miscount)
+    monkeypatch.setattr(State, "_charge", miscount)
     findings = verify(papers).findings
     assert any("tenant 'acme' holds" in finding for finding in findings)
     assert any("instances, and the state differs" in finding for finding in findings)

@@ -72,7 +72,11 @@ class StateName(StrEnum):
 
     QUEUED = "queued"
     PLACED = "placed"
+    CREATING = "creating"
+    ACTIVE = "active"
+    RELEASING = "releasing"
     RELEASED = "released"
+    FAILED = "failed"
     CANCELLED = "cancelled"
 
 
@@ -87,6 +91,9 @@ def submit(
     ] = 0,
     until_placed: Annotated[
         bool, typer.Option("--until-placed", help="Come back when it waits no more.")
+    ] = False,
+    until_active: Annotated[
+        bool, typer.Option("--until-active", help="Come back when it can be used.")
     ] = False,
     lease: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="End by itself after so long.")
@@ -127,8 +134,10 @@ def submit(
             raise typer.Exit(1) from None
         if until_placed and allocation.state == "queued":
             allocation = client.wait_until_placed(allocation.id)
+        if until_active:
+            allocation = client.wait_until_active(allocation.id)
     say(allocation, json, "\n".join(_outcome(allocation)))
-    if allocation.state == "cancelled":
+    if allocation.state in ("cancelled", "failed"):
         raise typer.Exit(1)
 
 
@@ -136,10 +145,11 @@ def _outcome(one: AllocationView) -> Iterator[str]:
     """What became of a request: a line, or one for each instance."""
     if one.waiting is not None:
         yield f"{one.id} waits, number {one.waiting.position} in the queue: {one.waiting.detail}"
-    elif one.state == "placed":
-        yield from (f"{one.id} {place(part)}" for part in one.instances)
+    elif one.ended_at is None:
+        for part in one.instances:
+            yield f"{one.id} {place(part)}{f', {part.env}' if part.env else ''}"
     else:
-        yield f"{one.id} {ending(one)}"
+        yield f"{one.id} {ending(one)}{f': {one.detail}' if one.detail else ''}"
 
 
 def release(
@@ -285,9 +295,15 @@ def _facts(one: AllocationView) -> Iterator[tuple[str, str | None]]:
         yield "until", one.waiting.deadline
     yield "placed", one.placed_at
     for part in one.instances:
-        yield "instance", f"{place(part)} ({part.model})"
+        phase = "" if part.phase is None else f", {part.phase}"
+        tried = f", tried {part.attempts} times" if part.attempts else ""
+        why = f": {part.detail}" if part.detail else ""
+        yield "instance", f"{place(part)} ({part.model}){phase}{tried}{why}"
+        yield "use it by", part.env
+        yield "or as CDI", part.cdi
     yield "lease ends", one.ends_at
     yield "ended", one.ended_at
+    yield "because", one.detail
 
 
 def explain(

@@ -7,6 +7,7 @@ import random
 import shlex
 import signal
 import socket
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,8 @@ from slicewise.cli.serve import loop_factory, make_folder
 from slicewise.core.errors import SlicewiseError
 
 if TYPE_CHECKING:
-    from slicewise.demo.traffic import Traffic
+    from slicewise.client import AsyncClient
+    from slicewise.demo.agents import Fleet
     from slicewise.service.service import Service
 
 DEFAULT_FOLDER = Path("slicewise-demo")
@@ -43,6 +45,14 @@ def demo(
         int | None, typer.Option(metavar="N", help="End after so many requests.")
     ] = None,
     seed: Annotated[int, typer.Option(metavar="N", help="The same seed asks for the same.")] = 1,
+    agents: Annotated[
+        bool,
+        typer.Option(
+            "--agents",
+            help="Run a real agent for every node, on a driver for GPUs that do not exist; needs "
+            "a C compiler.",
+        ),
+    ] = False,
 ) -> None:
     """Start a service to look at: five nodes that do not exist, three tenants, live traffic."""
     if not 0.01 <= rate <= 10_000:
@@ -52,6 +62,8 @@ def demo(
     if requests is not None and requests < 1:
         raise SlicewiseError(f"requests must be at least 1, not {requests}")
     with service_packages("the demonstration"):
+        from slicewise.dashboard.compare import routes
+        from slicewise.dashboard.pages import Pages
         from slicewise.service.logs import set_up_logs
         from slicewise.service.server import listening
         from slicewise.service.service import Service
@@ -68,15 +80,23 @@ def demo(
         make_folder(data)
         store = open_store(settings.data, settings.database)
         stack.callback(store.close)
+        fleet = _fleet(data) if agents else None
 
         async def run() -> None:
-            service = Service(store, settings)
+            service = Service(store, settings, pages=Pages(), routes=routes())
             assert service.admin_token is not None  # there is a folder for it
-            script = _Script(service.admin_token, rate, hold, requests, random.Random(seed))
+            rng = random.Random(seed)
+            script = _Script(service.admin_token, rate, hold, requests, rng, fleet)
             await _perform(service, listener, script)
 
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(run())
+
+
+def _fleet(data: Path) -> Fleet:
+    from slicewise.demo.agents import Fleet
+
+    return Fleet((data / "agents").absolute())
 
 
 async def _perform(service: Service, listener: socket.socket, script: _Script) -> None:
@@ -117,25 +137,58 @@ class _Script:
     hold: float
     requests: int | None
     rng: random.Random
+    fleet: Fleet | None = None
+    """The agents of the nodes, if they are to have any."""
 
     async def play(self, url: str) -> None:
         """Set the scene, say what there is to see, and let guests come and go."""
         from slicewise.client import AsyncClient
-        from slicewise.demo.scene import set_up
-        from slicewise.demo.traffic import Traffic
 
         secret = self.token.read_text(encoding="utf-8").strip()
         async with AsyncClient(url, secret) as admin:
-            secrets = await set_up(admin)
+            try:
+                if self.fleet is not None:
+                    await self.fleet.start(url, admin)
+                await self._play(url, admin)
+            finally:
+                if self.fleet is not None:
+                    await self.fleet.stop()
+
+    async def _play(self, url: str, admin: AsyncClient) -> None:
+        from slicewise.demo.scene import set_up
+        from slicewise.demo.traffic import Traffic
+
+        secrets = await set_up(admin, agents=self.fleet is not None)
         typer.echo(self._welcome(url))
         traffic = Traffic(url, secrets, self.rng, self.rate, self.hold)
-        watching = asyncio.create_task(_watch(traffic))
+        tellers: list[Callable[[], str]] = [traffic.summary]
+        beside = {asyncio.create_task(_watch(tellers))}
+        if self.fleet is not None:
+            from slicewise.demo.agents import Stages
+
+            stages = Stages()
+            tellers.append(stages.summary)
+            beside.add(asyncio.create_task(stages.follow(admin)))
         try:
             await traffic.run(self.requests)
         finally:
-            watching.cancel()
-            await asyncio.wait({watching})
-            typer.echo(traffic.summary())
+            for task in beside:
+                task.cancel()
+            await asyncio.wait(beside)
+            for tell in tellers:
+                typer.echo(tell())
+
+    def _about_agents(self) -> str:
+        if self.fleet is None:
+            return ""
+        return (
+            "  an agent on every node makes the instances, on a driver for GPUs that do not exist\n"
+        )
+
+    def _about_instances(self) -> str:
+        if self.fleet is None:
+            return ""
+        return "  slicewise ls\n  slicewise nodes show dgx-01\n"
 
     def _welcome(self, url: str) -> str:
         from slicewise.demo.scene import GUESTS, NODES
@@ -146,11 +199,14 @@ class _Script:
             f"slicewise is at {url}\n"
             f"  {len(NODES)} simulated nodes with {gpus} GPUs, {len(GUESTS)} tenants, about "
             f"{self.rate:g} requests a second\n"
+            f"{self._about_agents()}"
             f"  the admin token is in {self.token}\n"
+            "Open it in a browser and sign in with the token to see the slices.\n"
             "Try, in another terminal:\n"
             f"  export SLICEWISE_SERVER={server}\n"
             f"  export SLICEWISE_TOKEN_FILE={shlex.quote(str(self.token))}\n"
             "  slicewise top\n"
+            f"{self._about_instances()}"
             "  slicewise submit 2g.20gb\n"
             "  slicewise explain 3g.40gb\n"
             f'  curl -H "Authorization: Bearer $(cat $SLICEWISE_TOKEN_FILE)" {url}/v1/cluster\n'
@@ -158,12 +214,12 @@ class _Script:
         )
 
 
-async def _watch(traffic: Traffic) -> None:
-    """Keep a line about the traffic at the bottom of a terminal; say nothing elsewhere."""
+async def _watch(tellers: Sequence[Callable[[], str]]) -> None:
+    """Keep a line about it all at the bottom of a terminal; say nothing elsewhere."""
     console = Console(highlight=False)
     if not console.is_terminal:
         return
-    with console.status(traffic.summary()) as status:
+    with console.status("") as status:
         while True:
+            status.update("; ".join(tell() for tell in tellers))
             await asyncio.sleep(_LOOK_SECONDS)
-            status.update(traffic.summary())

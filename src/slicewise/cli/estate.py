@@ -1,4 +1,4 @@
-"""`slicewise nodes`, `tenants` and `tokens`: what a service runs on, and for whom."""
+"""`slicewise tenants` and `tokens`: for whom a service runs; its nodes are in `cli.nodes`."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 from slicewise.cli import completion
-from slicewise.cli.allocations import Label, parse_labels
 from slicewise.cli.connection import DEFAULT_SERVER, Server, TokenFile, connect
+from slicewise.cli.nodes import lists
+from slicewise.cli.nodes import nodes as nodes
 from slicewise.cli.options import AsJson
-from slicewise.cli.telling import pairs, print_columns, say, short, show_json
+from slicewise.cli.telling import print_columns, say, short, show_json
 from slicewise.core.errors import SlicewiseError
 
 if TYPE_CHECKING:
     from slicewise.control.wire import TenantView
 
 _CONTEXT: Any = {"help_option_names": ["-h", "--help"]}
-nodes = typer.Typer(context_settings=_CONTEXT, rich_markup_mode=None)
 tenants = typer.Typer(context_settings=_CONTEXT, rich_markup_mode=None)
 tokens = typer.Typer(context_settings=_CONTEXT, rich_markup_mode=None)
 
 NewName = Annotated[str, typer.Argument(metavar="NAME")]
-NodeName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.nodes)]
 TenantName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.tenants)]
 MemorySlices = Annotated[
     str | None, typer.Option(metavar="N", help="Memory slices held at a time.")
@@ -51,126 +50,6 @@ class RoleName(StrEnum):
     READ_ONLY = "read-only"
 
 
-def _lists(context: typer.Context) -> bool:
-    """Whether the group stands alone, to list; options between it and a command would be lost."""
-    command = context.invoked_subcommand
-    if command is None:
-        return True
-    for name in context.params:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            option = "--" + name.replace("_", "-")
-            raise SlicewiseError(f"give {option} behind {command!r}, not before it")
-    return False
-
-
-# Nodes
-
-
-@nodes.callback(invoke_without_command=True)
-def _list_nodes(
-    context: typer.Context,
-    server: Server = DEFAULT_SERVER,
-    token_file: TokenFile = None,
-    json: AsJson = False,
-) -> None:
-    """List the nodes of a service; or add, cordon, drain and remove them."""
-    if not _lists(context):
-        return
-    with connect(server, token_file) as client:
-        found = list(client.nodes())
-    if json:
-        show_json(found)
-        return
-    rows = [
-        (
-            node.name,
-            node.model,
-            str(node.gpus),
-            node.state,
-            str(node.instances),
-            f"{node.free_slices}/{node.slices}",
-            pairs(node.labels),
-        )
-        for node in found
-    ]
-    header = ("Node", "Model", "GPUs", "State", "Instances", "Free slices", "Labels")
-    print_columns(header, rows, "no nodes")
-
-
-@nodes.command("add")
-def _add_node(
-    name: NewName,
-    model: Annotated[
-        str, typer.Option(metavar="NAME", help="GPU model.", autocompletion=completion.models)
-    ],
-    gpus: Annotated[int, typer.Option(metavar="N", help="How many GPUs it has.")],
-    label: Label = None,
-    server: Server = DEFAULT_SERVER,
-    token_file: TokenFile = None,
-    json: AsJson = False,
-) -> None:
-    """Register a node."""
-    labels = parse_labels(label)
-    with connect(server, token_file) as client:
-        node = client.add_node(name, model, gpus, labels=labels)
-    say(node, json, f"{node.name}: {node.gpus} x {node.model}, {node.state}")
-
-
-@nodes.command("cordon")
-def _cordon(
-    name: NodeName,
-    server: Server = DEFAULT_SERVER,
-    token_file: TokenFile = None,
-    json: AsJson = False,
-) -> None:
-    """Let a node take no new instances; what runs there stays."""
-    with connect(server, token_file) as client:
-        node = client.cordon(name)
-    say(node, json, f"{node.name}: {node.state}")
-
-
-@nodes.command("uncordon")
-def _uncordon(
-    name: NodeName,
-    server: Server = DEFAULT_SERVER,
-    token_file: TokenFile = None,
-    json: AsJson = False,
-) -> None:
-    """Let a node take new instances again."""
-    with connect(server, token_file) as client:
-        node = client.uncordon(name)
-    say(node, json, f"{node.name}: {node.state}")
-
-
-@nodes.command("drain")
-def _drain(
-    name: NodeName,
-    evict: Annotated[bool, typer.Option("--evict", help="End what is on it; do not wait.")] = False,
-    server: Server = DEFAULT_SERVER,
-    token_file: TokenFile = None,
-    json: AsJson = False,
-) -> None:
-    """Let a node become empty: no new instances, and it is drained when the last one ends."""
-    with connect(server, token_file) as client:
-        node = client.drain(name, evict=evict)
-    left = {0: "", 1: ", 1 instance left"}.get(node.instances, f", {node.instances} instances left")
-    say(node, json, f"{node.name}: {node.state}{left}")
-
-
-@nodes.command("rm")
-def _remove_node(
-    name: NodeName,
-    server: Server = DEFAULT_SERVER,
-    token_file: TokenFile = None,
-    json: AsJson = False,
-) -> None:
-    """Remove a node that is empty."""
-    with connect(server, token_file) as client:
-        node = client.remove_node(name)
-    say(node, json, f"{node.name}: removed")
-
-
 # Tenants
 
 
@@ -182,7 +61,7 @@ def _list_tenants(
     json: AsJson = False,
 ) -> None:
     """List the tenants of a service, what they hold of what they may; or change them."""
-    if not _lists(context):
+    if not lists(context):
         return
     with connect(server, token_file) as client:
         found = list(client.tenants())
@@ -310,7 +189,7 @@ def _list_tokens(
     json: AsJson = False,
 ) -> None:
     """List the tokens of a service, without their secrets; or issue and revoke them."""
-    if not _lists(context):
+    if not lists(context):
         return
     with connect(server, token_file) as client:
         found = list(client.tokens())

@@ -10,6 +10,7 @@ from slicewise.cli.telling import clean, fold, place, want_text
 from slicewise.control.entries import (
     Allocated,
     AnyEntry,
+    Cause,
     Ended,
     ModelEntered,
     Moved,
@@ -28,6 +29,16 @@ from slicewise.control.entries import (
     TokenRevoked,
     TurnTaken,
     Want,
+)
+from slicewise.control.hardware import (
+    AgentJoined,
+    ForeignEvicted,
+    ForeignGone,
+    ForeignSeen,
+    GeometryAccepted,
+    GpuHeld,
+    NodeHeld,
+    PartTurned,
 )
 from slicewise.control.reports import EventView
 from slicewise.core.request import Need
@@ -52,7 +63,8 @@ def _told(entry: AnyEntry) -> str:
         case Rejected(tenant, want, count, reason, detail):
             return f"{_want(want, count)} for {tenant} ({reason}): {detail}"
         case Ended(record):
-            return f"{record.id} of {record.tenant}: {record.cause}"
+            why = f"; {record.detail}" if record.cause is Cause.FAILED else ""
+            return f"{record.id} of {record.tenant}: {record.cause}{why}"
         case Moved(identity, tenant, _, part):
             return f"{identity} of {tenant}: now {place(part)}"
         case NodeAdded(node, model, gpus):
@@ -76,6 +88,41 @@ def _told(entry: AnyEntry) -> str:
             return ", ".join(f"number {one} {times} times" for one, times in tickets.items())
         case TurnTaken(turn):
             return f"to {turn}"
+        case _:
+            return _told_of_hardware(entry)
+
+
+def _told_of_hardware(entry: AnyEntry) -> str:
+    match entry:
+        case AgentJoined(node, _, _, driver, version, _, gpus, rebooted):
+            after = ", after a restart of the node" if rebooted else ""
+            count = "1 GPU" if len(gpus) == 1 else f"{len(gpus)} GPUs"
+            return f"{node}: agent {version}, driver {driver}, {count}{after}"
+        case GeometryAccepted(node):
+            return f"{node}: as its driver tells it"
+        case NodeHeld(node, reasons):
+            return f"{node}: {_reasons(reasons)}"
+        case GpuHeld(node, gpu, reasons):
+            return f"{node} GPU {gpu}: {_reasons(reasons)}"
+        case PartTurned(identity, tenant, index, node, phase, uuid, detail, attempts):
+            tried = f", tried {attempts} times" if attempts else ""
+            rest = f"{f' {uuid}' if uuid else ''}{tried}{f'; {detail}' if detail else ''}"
+            return f"{identity} of {tenant}: instance {index} on {node} is {phase}{rest}"
+        case ForeignSeen(node, name, found):
+            what = f"{found.profile or 'an instance'} at slice {found.start} of GPU {found.gpu}"
+            blocked = "its slices are blocked" if found.blocks else "its slices cannot be blocked"
+            return f"{node}: {name}, {what}, is {found.why}; {blocked}"
+        case ForeignEvicted(node, name):
+            return f"{node}: {name} is to be destroyed"
+        case ForeignGone(node, name):
+            return f"{node}: {name}"
+        case _:  # pragma: no cover - all others are told above
+            return ""
+
+
+def _reasons(reasons: dict[str, str]) -> str:
+    held = "; ".join(f"{name}: {why}" for name, why in reasons.items())
+    return f"takes nothing new ({held})" if held else "takes new instances again"
 
 
 def _places(parts: Sequence[Part]) -> str:

@@ -9,6 +9,7 @@ import typer
 
 import slicewise
 from slicewise.cli import (
+    agent,
     allocations,
     bench,
     defrag,
@@ -46,6 +47,7 @@ app.command("reproduce")(reproduce.reproduce)
 app.command("defrag")(defrag.defrag)
 app.command("bench")(bench.bench)
 app.command("serve")(serve.serve)
+app.command("agent")(agent.agent)
 app.command("backup")(store.backup)
 app.command("restore")(store.restore)
 app.command("verify")(store.verify)

@@ -10,6 +10,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from slicewise.cli.telling import holds_of
+
 if TYPE_CHECKING:
     from slicewise.control.reports import ClusterView, GpuView
     from slicewise.control.wire import NodeView
@@ -19,6 +21,13 @@ DETAILED_GPUS = 1024
 _WINDOW_SECONDS = 10.0
 _COUNTED = {"allocated": "placed", "served": "placed", "ended": "ended", "rejected": "rejected"}
 _COLOURS = {"1": "cyan", "2": "green", "3": "yellow", "4": "magenta", "7": "blue"}
+_MARKS = {
+    "foreign": ("x", "bright_black"),
+    "stray": ("x", "bright_black"),
+    "releasing": ("-", "bright_black"),
+    "quarantined": ("!", "red"),
+}
+"""By phase of an instance: what it begins with, where that matters more than its profile."""
 _SIGNS = ("▏", "░", "█")
 _PLAIN_SIGNS = ("|", ".", "=")
 
@@ -125,8 +134,8 @@ def _nodes(view: ClusterView, width: int, signs: tuple[str, str, str]) -> list[t
                 line.append(_strip(gpu, signs))
             if len(line) < width:
                 line.append(signs[0])
-            if not begin and node.state != "ready":
-                line.append(f" {node.state}", "bold")
+            if not begin:
+                line.append(_standing(node), "bold")
             rows.append((node.name, line))
     return rows
 
@@ -139,9 +148,14 @@ def _bar(node: NodeView, widest: int, signs: tuple[str, str, str]) -> Text:
     line.append(taken * full, "cyan")
     line.append(free * (cells - full), "dim")
     line.append(f"{edge} {node.free_slices}/{node.slices} free")
-    if node.state != "ready":
-        line.append(f" {node.state}", "bold")
+    line.append(_standing(node), "bold")
     return line
+
+
+def _standing(node: NodeView) -> str:
+    """What is to be said about a node that does not simply take what comes."""
+    held = holds_of(node)
+    return (f" {node.state}" if node.state != "ready" else "") + (f" held: {held}" if held else "")
 
 
 def _strip(gpu: GpuView, signs: tuple[str, str, str]) -> Text:
@@ -152,6 +166,8 @@ def _strip(gpu: GpuView, signs: tuple[str, str, str]) -> Text:
         letter = instance.profile[0]
         # Somebody else's are there, and nothing more is known about them.
         colour = _COLOURS.get(letter, "red") if instance.allocation is not None else "bright_black"
+        if instance.phase in _MARKS:
+            letter, colour = _MARKS[instance.phase]
         for at in range(instance.start, instance.start + instance.size):
             cells[at] = (letter if at == instance.start else taken, colour)
     strip = Text(edge)

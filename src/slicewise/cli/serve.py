@@ -104,11 +104,13 @@ def make_folder(folder: Path) -> None:
 
 
 def _run(store: Store, settings: Settings, listener: socket.socket) -> None:
+    from slicewise.dashboard.compare import routes
+    from slicewise.dashboard.pages import Pages
     from slicewise.service.server import serve
     from slicewise.service.service import Service
 
     async def run() -> None:
-        service = Service(store, settings)
+        service = Service(store, settings, pages=Pages(), routes=routes())
 
         def ready(url: str) -> None:
             # What is there now stays: looking through it for garbage again and again would hold

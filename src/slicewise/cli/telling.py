@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import msgspec
 
     from slicewise.control.entries import Part
-    from slicewise.control.wire import AllocationView
+    from slicewise.control.wire import AllocationView, NodeView
 
 _GAP = "  "
 _NUMBER = re.compile(r"[+-]?[0-9]+(?:[./][0-9]+)?|")
@@ -91,6 +91,14 @@ def place(part: Part) -> str:
     return f"{part.profile} on {part.node} GPU {part.gpu} at slice {part.start}"
 
 
+def holds_of(node: NodeView) -> str:
+    """Why a node takes less than it could, in a few words."""
+    words = list(node.holds)
+    if node.held_gpus:
+        words.append("1 GPU" if node.held_gpus == 1 else f"{node.held_gpus} GPUs")
+    return ", ".join(words)
+
+
 def wanted(one: AllocationView) -> str:
     """What was asked for."""
     want = one.wanted
@@ -116,7 +124,8 @@ def short(moment: str | None, now: datetime | None = None) -> str:
 
 def ending(one: AllocationView) -> str:
     """The state of an allocation, and why it ended if that says more."""
-    return one.state if one.cause in (None, one.state) else f"{one.state} ({one.cause})"
+    plain = one.cause in (None, one.state) or (one.state, one.cause) == ("releasing", "released")
+    return one.state if plain else f"{one.state} ({one.cause})"
 
 
 def pairs(labels: dict[str, str]) -> str:

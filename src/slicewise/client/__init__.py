@@ -9,6 +9,7 @@
 from slicewise.client.aio import AsyncClient
 from slicewise.client.blocking import Client
 from slicewise.client.errors import ApiError, RejectedError, UnreachableError
+from slicewise.control.agent_wire import AgentView, ForeignView
 from slicewise.control.entries import Part, Role
 from slicewise.control.reports import (
     ClusterView,
@@ -28,6 +29,7 @@ from slicewise.control.wire import (
     NeedBody,
     NewTokenView,
     NodeView,
+    PartView,
     Problem,
     Quota,
     TenantView,
@@ -36,6 +38,7 @@ from slicewise.control.wire import (
 from slicewise.core.request import Need
 
 __all__ = [
+    "AgentView",
     "AllocationBody",
     "AllocationView",
     "ApiError",
@@ -44,6 +47,7 @@ __all__ = [
     "ClusterView",
     "DryRun",
     "EventView",
+    "ForeignView",
     "ModelView",
     "MoveBody",
     "Need",
@@ -52,6 +56,7 @@ __all__ = [
     "NodeDetail",
     "NodeView",
     "Part",
+    "PartView",
     "PlanView",
     "PolicyView",
     "Problem",

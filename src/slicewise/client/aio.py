@@ -23,8 +23,15 @@ from slicewise.client.exchange import (
     pauses,
     timeouts,
 )
-from slicewise.client.following import STREAM_TIMEOUT, Following, place_of
+from slicewise.client.following import (
+    STREAM_TIMEOUT,
+    Following,
+    Progress,
+    is_usable,
+    place_of,
+)
 from slicewise.client.proxies import usable_settings
+from slicewise.control.agent_wire import ForeignView
 from slicewise.control.entries import Role
 from slicewise.control.reports import (
     ClusterView,
@@ -171,6 +178,25 @@ class AsyncClient:
             await sleep(next(wait))  # this server has not heard of it yet
         return found
 
+    async def wait_until_active(self, identity: str) -> AllocationView:
+        """Wait until an allocation can be used, or has ended.
+
+        It is active then; without an agent on its node it is placed.
+        """
+        after = place_of(await self.readiness())
+        found = await self.allocation(identity)
+        if is_usable(found):
+            return found
+        progress = Progress(found)
+        async with aclosing(self.events(after)) as events:
+            async for event in events:
+                if progress.note(event):
+                    break
+        wait = pauses()
+        while not is_usable(found := await self.allocation(identity)):
+            await sleep(next(wait))  # this server has not heard of it yet
+        return found
+
     async def dry_run(
         self,
         want: str | Need,
@@ -269,6 +295,20 @@ class AsyncClient:
     async def drain(self, name: str, *, evict: bool = False) -> NodeView:
         """Let a node become empty: as what is on it ends, or by ending it."""
         return await self._do(calls.drain(name, evict))
+
+    async def accept(self, name: str) -> NodeView:
+        """Use a node although its driver does not agree with the catalog."""
+        return await self._do(calls.accept(name))
+
+    async def adopt(
+        self, node: str, foreign: str, tenant: str, *, labels: Mapping[str, str] | None = None
+    ) -> AllocationView:
+        """Make an instance that is nobody's an allocation of a tenant, where it is."""
+        return await self._do(calls.adopt(node, foreign, tenant, labels))
+
+    async def evict(self, node: str, foreign: str) -> ForeignView:
+        """Have an instance that is nobody's destroyed by the node's agent."""
+        return await self._do(calls.evict(node, foreign))
 
     async def remove_node(self, name: str) -> NodeView:
         """Remove an empty node."""

@@ -23,8 +23,15 @@ from slicewise.client.exchange import (
     pauses,
     timeouts,
 )
-from slicewise.client.following import STREAM_TIMEOUT, Following, place_of
+from slicewise.client.following import (
+    STREAM_TIMEOUT,
+    Following,
+    Progress,
+    is_usable,
+    place_of,
+)
 from slicewise.client.proxies import usable_settings
+from slicewise.control.agent_wire import ForeignView
 from slicewise.control.entries import Role
 from slicewise.control.reports import (
     ClusterView,
@@ -168,6 +175,25 @@ class Client:
             sleep(next(wait))  # this server has not heard of it yet
         return found
 
+    def wait_until_active(self, identity: str) -> AllocationView:
+        """Wait until an allocation can be used, or has ended.
+
+        It is active then; without an agent on its node it is placed.
+        """
+        after = place_of(self.readiness())
+        found = self.allocation(identity)
+        if is_usable(found):
+            return found
+        progress = Progress(found)
+        with closing(self.events(after)) as events:
+            for event in events:
+                if progress.note(event):
+                    break
+        wait = pauses()
+        while not is_usable(found := self.allocation(identity)):
+            sleep(next(wait))  # this server has not heard of it yet
+        return found
+
     def dry_run(
         self,
         want: str | Need,
@@ -266,6 +292,20 @@ class Client:
     def drain(self, name: str, *, evict: bool = False) -> NodeView:
         """Let a node become empty: as what is on it ends, or by ending it."""
         return self._do(calls.drain(name, evict))
+
+    def accept(self, name: str) -> NodeView:
+        """Use a node although its driver does not agree with the catalog."""
+        return self._do(calls.accept(name))
+
+    def adopt(
+        self, node: str, foreign: str, tenant: str, *, labels: Mapping[str, str] | None = None
+    ) -> AllocationView:
+        """Make an instance that is nobody's an allocation of a tenant, where it is."""
+        return self._do(calls.adopt(node, foreign, tenant, labels))
+
+    def evict(self, node: str, foreign: str) -> ForeignView:
+        """Have an instance that is nobody's destroyed by the node's agent."""
+        return self._do(calls.evict(node, foreign))
 
     def remove_node(self, name: str) -> NodeView:
         """Remove an empty node."""

@@ -8,6 +8,7 @@ from typing import Generic, Protocol, TypeVar
 from urllib.parse import quote
 
 from slicewise.client.bodies import checked
+from slicewise.control.agent_wire import AdoptBody, ForeignView
 from slicewise.control.entries import Role
 from slicewise.control.reports import (
     AllocationPage,
@@ -232,6 +233,26 @@ def drain(name: str, evict: bool = False) -> Call[NodeView]:
     """Let a node become empty."""
     body = checked(DrainBody(evict=evict))
     return Call("POST", _path("nodes", name, "drain"), NodeView, body, harmless=True)
+
+
+def accept(name: str) -> Call[NodeView]:
+    """Use a node although its driver does not agree with the catalog."""
+    return Call("POST", _path("nodes", name, "accept"), NodeView, harmless=True)
+
+
+def adopt(
+    node: str, foreign: str, tenant: str, labels: Mapping[str, str] | None = None
+) -> Call[AllocationView]:
+    """Make an instance that is nobody's an allocation of a tenant."""
+    body = checked(AdoptBody(tenant=tenant, labels=dict(labels or {})))
+    path = _path("nodes", node, "foreign", foreign, "adopt")
+    return Call("POST", path, AllocationView, body)
+
+
+def evict(node: str, foreign: str) -> Call[ForeignView]:
+    """Have an instance that is nobody's destroyed."""
+    path = _path("nodes", node, "foreign", foreign, "evict")
+    return Call("POST", path, ForeignView, harmless=True)
 
 
 def remove_node(name: str) -> Call[NodeView]:

@@ -7,13 +7,17 @@ import httpx
 from slicewise.client.calls import Call
 from slicewise.client.events import EventReader
 from slicewise.client.exchange import CONNECT_SECONDS, Again, Exchange, Trip, pauses
+from slicewise.control.entries import Ended, Served
+from slicewise.control.hardware import PartTurned, Phase
 from slicewise.control.reports import EventView, Readiness
+from slicewise.control.wire import AllocationView
 
 QUIET_SECONDS = 60.0
 """A stream that says nothing for so long is dead: the service sends a sign of life every 15."""
 RESUME_SECONDS = 120.0
 """How long to try to take up a stream that broke."""
 STREAM_TIMEOUT = httpx.Timeout(QUIET_SECONDS, connect=CONNECT_SECONDS)
+_COMING = (Phase.PLACED, Phase.CREATING)
 _FOLLOW = Call("GET", "/v1/events", type(None))
 
 
@@ -76,3 +80,40 @@ class Following:
 def place_of(said: Readiness) -> int | None:
     """The last entry of the journal, as a server tells that knows it."""
     return None if said.role == "starting" else said.seq
+
+
+def is_usable(found: AllocationView) -> bool:
+    """Whether nothing more is to come before an allocation can be used; or it has ended."""
+    if found.state in ("queued", "creating"):
+        return False
+    return found.state != "placed" or all(part.phase is None for part in found.instances)
+
+
+class Progress:
+    """Follows how the instances of an allocation come into being."""
+
+    def __init__(self, found: AllocationView) -> None:
+        self._identity = found.id
+        self._missing = {
+            index for index, part in enumerate(found.instances) if part.phase in _COMING
+        }
+        self._placed = bool(found.instances)
+
+    def note(self, event: EventView) -> bool:
+        """Take in an event; says whether the allocation is worth another look."""
+        entry = event.entry
+        if event.subject != self._identity:
+            return False
+        if isinstance(entry, Served):
+            self._placed = True
+            self._missing = {
+                index for index, part in enumerate(entry.parts) if part.phase is not None
+            }
+        elif isinstance(entry, PartTurned):
+            if entry.phase in _COMING:
+                self._missing.add(entry.index)
+            else:
+                self._missing.discard(entry.index)
+        elif isinstance(entry, Ended):
+            return True
+        return self._placed and not self._missing

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from slicewise.control.agent_wire import HelloBody, ReportBody
 from slicewise.control.entries import GeometryRecord, QuotaRecord, Role, Seconds, Want
 
 
@@ -141,6 +142,67 @@ class CarryOut:
     moves: tuple[MoveInstance, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """An agent begins a session for its node, which may be new."""
+
+    node: str
+    said: HelloBody
+    catalog: GeometryRecord | None = None
+    """What the catalog knows under the model's name."""
+    fail_after_reboot: bool = False
+    """Whether allocations end when their node was restarted; otherwise they are made anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """An agent tells all that it sees."""
+
+    node: str
+    said: ReportBody
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """An agent was heard of again."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """An agent has not been heard of for too long."""
+
+    node: str
+    session: str
+    since: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """Use a node although its driver does not agree with the catalog."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """Make an instance that is nobody's an allocation of a tenant."""
+
+    node: str
+    foreign: str
+    tenant: str
+    labels: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """Have an instance that is nobody's destroyed."""
+
+    node: str
+    foreign: str
+
+
 Command = (
     Create
     | CreateAll
@@ -155,4 +217,11 @@ Command = (
     | IssueToken
     | RevokeToken
     | CarryOut
+    | Hello
+    | Report
+    | Heard
+    | Lost
+    | Accept
+    | Adopt
+    | Evict
 )

@@ -7,28 +7,38 @@ when a commit fails the desk and its state are thrown away and built anew from t
 
 from __future__ import annotations
 
+from slicewise.control.agents import Agents
 from slicewise.control.answers import Answer, RefusedError
 from slicewise.control.commands import (
+    Accept,
     AddNode,
+    Adopt,
     CarryOut,
     Command,
     Cordon,
     Create,
     CreateAll,
     Drain,
+    Evict,
+    Heard,
+    Hello,
     IssueToken,
+    Lost,
     Release,
     RemoveNode,
     RemoveTenant,
+    Report,
     RevokeToken,
     SetTenant,
     Uncordon,
 )
 from slicewise.control.entries import Cause, NodePhase, Row, Seconds
 from slicewise.control.estate import Estate
+from slicewise.control.foreign import Strangers
 from slicewise.control.ledger import Ledger, NewId
 from slicewise.control.moving import Moving
 from slicewise.control.placing import Placing
+from slicewise.control.reporting import Reporting
 from slicewise.control.state import State
 
 
@@ -41,6 +51,9 @@ class Desk:
         self._placing = Placing(self._ledger)
         self._estate = Estate(self._ledger, self._placing)
         self._moving = Moving(self._ledger)
+        self._strangers = Strangers(self._ledger)
+        self._agents = Agents(self._ledger, self._placing, self._strangers)
+        self._reporting = Reporting(self._ledger, self._placing, self._agents, self._strangers)
 
     def take_rows(self) -> list[Row]:
         """Hand out the rows that are to be committed together."""
@@ -99,3 +112,17 @@ class Desk:
                 return self._estate.revoke_token(command)
             case CarryOut():
                 return self._moving.carry_out(command)
+            case Report():
+                return self._reporting.take(command)
+            case Hello():
+                return self._agents.hello(command)
+            case Heard():
+                return self._agents.heard(command)
+            case Lost():
+                return self._agents.lost(command)
+            case Accept():
+                return self._agents.accept(command)
+            case Adopt():
+                return self._strangers.adopt(command)
+            case Evict():
+                return self._strangers.evict(command)

@@ -12,12 +12,20 @@ from typing import Literal
 
 import msgspec
 
-Seconds = float
-"""A moment, as seconds since the epoch, or a length of time."""
-
-
-class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A value inside an entry; fields that hold their default are left out of the JSON."""
+from slicewise.control.hardware import (
+    AgentJoined,
+    ForeignEvicted,
+    ForeignGone,
+    ForeignSeen,
+    GeometryAccepted,
+    GpuHeld,
+    NodeHeld,
+    PartTurned,
+    Phase,
+)
+from slicewise.control.records import Entry as Entry
+from slicewise.control.records import Record as _Record
+from slicewise.control.records import Seconds as Seconds
 
 
 class ProfileRecord(_Record, frozen=True):
@@ -29,7 +37,7 @@ class ProfileRecord(_Record, frozen=True):
     memory_gb: float
     starts: tuple[int, ...]
     preferred: tuple[int, ...] = ()
-    uses: dict[str, int] = {}
+    uses: dict[str, int] = msgspec.field(default_factory=dict)
     variant_of: str | None = None
 
 
@@ -41,7 +49,7 @@ class GeometryRecord(_Record, frozen=True):
     compute: int
     profiles: tuple[ProfileRecord, ...]
     memory_gb: float = 0
-    budgets: dict[str, int] = {}
+    budgets: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class Want(_Record, frozen=True):
@@ -68,6 +76,15 @@ class Part(_Record, frozen=True):
     size: int
     compute: int
     memory_gb: float
+    phase: Phase | None = None
+    """How far it has come; None where its node has no agent, and it is just there."""
+    uuid: str = ""
+    """Of the MIG device, once it is known."""
+    detail: str = ""
+    """What the agent says about it, if anything."""
+    attempts: int = 0
+    """How often its agent has tried in vain."""
+    gpu_uuid: str = ""
 
 
 class QuotaRecord(_Record, frozen=True):
@@ -105,6 +122,14 @@ class Cause(StrEnum):
     """Still in the queue at its deadline."""
     EVICTED = "evicted"
     """An operator emptied its node."""
+    FAILED = "failed"
+    """An instance could not be made, or was lost; the detail says why."""
+
+
+AllocationState = Literal[
+    "queued", "placed", "creating", "active", "releasing", "released", "failed", "cancelled"
+]
+"""Where an allocation stands; without agents it is queued, placed, released or cancelled."""
 
 
 class AllocationRecord(_Record, frozen=True):
@@ -115,14 +140,14 @@ class AllocationRecord(_Record, frozen=True):
     want: Want
     count: int = 1
     priority: int = 0
-    labels: dict[str, str] = {}
+    labels: dict[str, str] = msgspec.field(default_factory=dict)
     lease: Seconds | None = None
     """How long it lasts once placed."""
     requested: Seconds = 0
     deadline: Seconds | None = None
     """Until when it may wait in the queue."""
     reason: str = ""
-    """While it waits: why, as a word and as a sentence."""
+    """While it waits: why, as a word and as a sentence; the sentence also if it failed."""
     detail: str = ""
     placed: Seconds | None = None
     parts: tuple[Part, ...] = ()
@@ -136,15 +161,22 @@ class AllocationRecord(_Record, frozen=True):
         return None if self.lease is None or self.placed is None else self.placed + self.lease
 
     @property
-    def state(self) -> Literal["queued", "placed", "released", "cancelled"]:
+    def state(self) -> AllocationState:
         """Where it stands, in a word."""
+        parts = self.parts
+        if not parts:
+            return "queued" if self.ended is None else "cancelled"
+        if len(parts) == 1 and parts[0].phase is None:  # as most are: no agent, one instance
+            return "placed" if self.ended is None else "released"
         if self.ended is not None:
-            return "released" if self.parts else "cancelled"
-        return "placed" if self.parts else "queued"
-
-
-class Entry(_Record, frozen=True, tag_field="kind"):
-    """One fact."""
+            if self.cause is Cause.FAILED:
+                return "failed"
+            left = any(part.phase not in (None, Phase.GONE) for part in parts)
+            return "releasing" if left else "released"
+        phases = {part.phase for part in parts} - {None}
+        if Phase.CREATING in phases:
+            return "creating"
+        return "active" if phases == {Phase.ACTIVE} else "placed"
 
 
 class ModelEntered(Entry, frozen=True, tag="model-entered"):
@@ -160,7 +192,7 @@ class NodeAdded(Entry, frozen=True, tag="node-added"):
     model: str
     gpus: int
     first: int
-    labels: dict[str, str] = {}
+    labels: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class NodePhase(StrEnum):
@@ -298,6 +330,14 @@ AnyEntry = (
     | Moved
     | Overtaken
     | TurnTaken
+    | AgentJoined
+    | GeometryAccepted
+    | NodeHeld
+    | GpuHeld
+    | PartTurned
+    | ForeignSeen
+    | ForeignEvicted
+    | ForeignGone
 )
 
 
@@ -316,7 +356,7 @@ def concerns(entry: AnyEntry) -> tuple[str | None, str]:
     match entry:
         case Allocated(record) | Queued(record) | Ended(record):
             return record.tenant, record.id
-        case Served(identity, tenant) | Moved(identity, tenant):
+        case Served(identity, tenant) | Moved(identity, tenant) | PartTurned(identity, tenant):
             return tenant, identity
         case Rejected(tenant):
             return tenant, ""
@@ -326,7 +366,18 @@ def concerns(entry: AnyEntry) -> tuple[str | None, str]:
             return tenant, token
         case TokenRevoked(token):
             return None, token
-        case NodeAdded(node) | NodeTurned(node) | NodeRemoved(node):
+        case (
+            NodeAdded(node)
+            | NodeTurned(node)
+            | NodeRemoved(node)
+            | AgentJoined(node)
+            | GeometryAccepted(node)
+            | NodeHeld(node)
+            | GpuHeld(node)
+            | ForeignSeen(node)
+            | ForeignEvicted(node)
+            | ForeignGone(node)
+        ):
             return None, node
         case ModelEntered(geometry):
             return None, geometry.model

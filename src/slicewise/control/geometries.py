@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from functools import lru_cache
 
 import msgspec
 
 from slicewise.control.entries import GeometryRecord, ProfileRecord
 from slicewise.core.geometry import Budget, Geometry, Profile
+from slicewise.core.states import empty_state
+
+MAX_STATES = 20_000
+"""A model with more states would keep the writer busy for too long."""
+_MAX_NAME = 57
 
 
 def record_of(geometry: Geometry) -> GeometryRecord:
@@ -65,3 +72,45 @@ def _build(data: bytes) -> Geometry:
             for profile in record.profiles
         ),
     )
+
+
+def same_layout(one: GeometryRecord, other: GeometryRecord) -> bool:
+    """Whether two models are alike but for their names and the order of their profiles."""
+    return _layout(one) == _layout(other)
+
+
+def _layout(record: GeometryRecord) -> object:
+    profiles = {
+        profile.name: (profile.size, profile.compute, profile.starts, profile.uses)
+        for profile in record.profiles
+    }
+    return record.slices, record.compute, record.budgets, profiles
+
+
+def named(record: GeometryRecord, name: str) -> GeometryRecord:
+    """The same model by another name, in letters that a name may have."""
+    clean = re.sub(r"[^A-Za-z0-9.+_~-]+", "-", name).strip("-.+_~")
+    return msgspec.structs.replace(record, model=clean[:_MAX_NAME] or "GPU")
+
+
+def distinct(record: GeometryRecord) -> GeometryRecord:
+    """The same model by a name that no other model has: with its own digest behind it."""
+    bare = msgspec.json.encode(msgspec.structs.replace(record, model=""))
+    digest = hashlib.sha256(bare).hexdigest()[:6]
+    return msgspec.structs.replace(record, model=f"{record.model}~{digest}")
+
+
+@lru_cache(maxsize=64)
+def too_many_states(geometry: Geometry, most: int = MAX_STATES) -> bool:
+    """Whether a GPU of this model can be in more states than that."""
+    found = {empty_state(geometry)}
+    frontier = list(found)
+    while frontier and len(found) <= most:
+        state = frontier.pop()
+        for placement in geometry.placements:
+            if not placement.window & state.mask and state.within_budgets(placement.profile):
+                after = state.after(placement)
+                if after not in found:
+                    found.add(after)
+                    frontier.append(after)
+    return len(found) > most

@@ -6,6 +6,8 @@ decides later, down to which GPU ids a new node gets, is the same as before.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
 from slicewise.control.entries import (
@@ -27,7 +29,25 @@ from slicewise.control.entries import (
     TurnTaken,
 )
 from slicewise.control.geometries import record_of
+from slicewise.control.hardware import (
+    AgentJoined,
+    Foreign,
+    ForeignEvicted,
+    ForeignSeen,
+    GeometryAccepted,
+    GpuHeld,
+    NodeHeld,
+)
+from slicewise.control.standings import AgentStanding
 from slicewise.control.state import State
+
+
+class _AgentImage(msgspec.Struct, frozen=True):
+    joined: AgentJoined
+    accepted: bool
+    gpu_holds: dict[int, dict[str, str]]
+    foreign: dict[str, Foreign]
+    evicted: tuple[str, ...]
 
 
 class _NodeImage(msgspec.Struct, frozen=True):
@@ -37,6 +57,8 @@ class _NodeImage(msgspec.Struct, frozen=True):
     gpus: int
     phase: NodePhase
     labels: dict[str, str]
+    agent: _AgentImage | None = None
+    holds: dict[str, str] = {}
 
 
 class _Waiting(msgspec.Struct, frozen=True):
@@ -59,6 +81,7 @@ class Image(msgspec.Struct, frozen=True):
     """By waiting allocation."""
     last_ticket: int
     turn: int
+    leaving: tuple[AllocationRecord, ...] = ()
 
 
 def image_of(state: State) -> Image:
@@ -74,6 +97,8 @@ def image_of(state: State) -> Image:
                 len(node.gpus),
                 node.phase,
                 node.labels,
+                None if node.agent is None else _agent_image(node.name, node.agent),
+                node.holds,
             )
             for node in state.nodes.values()
         ),
@@ -87,6 +112,25 @@ def image_of(state: State) -> Image:
         },
         last_ticket=state.last_ticket,
         turn=state.turn,
+        leaving=tuple(state.leaving.values()),
+    )
+
+
+def _agent_image(node: str, agent: AgentStanding) -> _AgentImage:
+    return _AgentImage(
+        AgentJoined(
+            node,
+            agent.session,
+            agent.boot,
+            agent.driver,
+            agent.version,
+            agent.since,
+            agent.gpus,
+        ),
+        agent.accepted,
+        dict(agent.gpu_holds),
+        dict(agent.foreign),
+        tuple(agent.evicted),
     )
 
 
@@ -106,6 +150,8 @@ def restore(image: Image, state: State) -> State:
     for node in image.nodes:
         enter(NodeRemoved(_stand_in(node.first)))
         enter(NodeAdded(node.name, node.model, node.gpus, node.first, node.labels))
+        if node.agent is not None:
+            enter(node.agent.joined)
     for first, _ in image.spare:
         enter(NodeRemoved(_stand_in(first)))
     for tenant, quota in image.tenants.items():
@@ -117,12 +163,33 @@ def restore(image: Image, state: State) -> State:
         enter(Allocated(allocation) if waits is None else Queued(allocation, waits.number))
     enter(Overtaken({waits.number: waits.overtaken for waits in image.waiting.values()}))
     enter(TurnTaken(image.turn))
+    for record in image.leaving:
+        state.let_leave(record)
     for node in image.nodes:
+        if node.agent is not None:
+            for entry in _found(node, node.agent):
+                enter(entry)
         if node.phase is not NodePhase.READY:
             enter(NodeTurned(node.name, node.phase))
     state.last_ticket = image.last_ticket
     state.seq = image.seq
+    for standing in state.nodes.values():
+        standing.desired = image.seq  # or earlier: whoever asks is told once more
     return state
+
+
+def _found(node: _NodeImage, agent: _AgentImage) -> Iterator[AnyEntry]:
+    """What an agent found, entry by entry."""
+    if agent.accepted:
+        yield GeometryAccepted(node.name)
+    for name, foreign in agent.foreign.items():
+        yield ForeignSeen(node.name, name, foreign)
+    for name in agent.evicted:
+        yield ForeignEvicted(node.name, name)
+    for gpu, reasons in agent.gpu_holds.items():
+        yield GpuHeld(node.name, gpu, reasons)
+    if node.holds:
+        yield NodeHeld(node.name, node.holds)
 
 
 def _stand_in(first: int) -> str:

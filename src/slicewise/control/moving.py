@@ -48,6 +48,12 @@ class Moving:
                     raise SlicewiseError(
                         f"it is on GPU {at.gpu} of {at.node!r} at slice {at.start} by now"
                     )
+                if at.phase is not None:
+                    raise SlicewiseError(
+                        f"it is on node {at.node!r}, whose agent cannot move what runs"
+                    )
+                if state.cluster.is_held(target.gpus[move.to_gpu]):
+                    raise SlicewiseError(f"GPU {move.to_gpu} of {target.name!r} is held")
                 if target.geometry.model != at.model:
                     raise SlicewiseError(
                         f"it is on {at.model}, and node {target.name!r} has {target.geometry.model}"

@@ -111,7 +111,8 @@ class Placing:
         allocation = self._state.allocations.get(command.allocation)
         if allocation is None or command.tenant not in (None, allocation.tenant):
             raise RefusedError(404, f"no allocation {command.allocation!r} is living")
-        return said(200, allocation_view(self._state, self.end(allocation, Cause.RELEASED)))
+        ended = self._state.ended(self.end(allocation, Cause.RELEASED))
+        return said(200, allocation_view(self._state, ended))
 
     def _check_terms(self, terms: Terms, tenant: TenantStanding, index: int | None = None) -> None:
         highest = tenant.quota.max_priority
@@ -186,9 +187,11 @@ class Placing:
         self._ledger.enter(Rejected(record.tenant, record.want, record.count, reason, detail))
         return RefusedError(409, detail, reason=reason, index=index)
 
-    def end(self, allocation: AllocationRecord, cause: Cause) -> AllocationRecord:
-        """End an allocation, whatever the cause."""
+    def end(self, allocation: AllocationRecord, cause: Cause, detail: str = "") -> AllocationRecord:
+        """End an allocation, whatever the cause; ``detail`` says more where it failed."""
         ended = msgspec.structs.replace(allocation, ended=self._ledger.now, cause=cause)
+        if detail:
+            ended = msgspec.structs.replace(ended, detail=detail)
         self._ledger.enter(Ended(ended))
         self._ledger.room_appeared = True
         for node in dict.fromkeys(part.node for part in ended.parts):

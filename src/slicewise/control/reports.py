@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, Meta, UnsetType, field
 
+from slicewise.control.agent_wire import AgentView, ForeignView
 from slicewise.control.entries import AnyEntry, Part, Role
 from slicewise.control.wire import (
     MAX_GPUS,
@@ -114,6 +115,10 @@ class InstanceView(View, frozen=True):
     allocation: str | None
     """Null where it is somebody else's."""
     tenant: str | None
+    phase: str | None = None
+    """On a node with an agent: how far it has come; `foreign` or `stray` if it is nobody's."""
+    memory_used: int | None = None
+    """Bytes, where the agent has said so."""
 
 
 class GpuView(View, frozen=True):
@@ -127,12 +132,30 @@ class GpuView(View, frozen=True):
     fragmentation: int
     """F, windows blocked in part."""
     instances: tuple[InstanceView, ...]
+    holds: dict[str, str] = field(default_factory=dict)
+    """Why it takes no new instances for itself, by keyword."""
 
 
-class NodeDetail(NodeView, frozen=True):
+class GpuDetail(GpuView, frozen=True):
+    """A GPU, and what the agent of its node says about it."""
+
+    uuid: str | None = None
+    mig: bool | None = None
+    foreign: tuple[ForeignView, ...] = ()
+    """Instances on it that are no allocation's, for those who see everything."""
+    quarantined: int = 0
+    """Instances that could not be destroyed, though their allocations have ended."""
+    temperature: float | None = None
+    """Degrees Celsius, as far as this process knows."""
+    memory_used: int | None = None
+    """Bytes, as far as this process knows."""
+
+
+class NodeDetail(NodeView, frozen=True, kw_only=True):
     """A node and its GPUs."""
 
-    devices: tuple[GpuView, ...]
+    devices: tuple[GpuDetail, ...]
+    agent: AgentView | None = None
 
 
 class Fragmentation(View, frozen=True):
@@ -293,6 +316,8 @@ class ProfileView(View, frozen=True):
     memory_gb: float
     starts: tuple[int, ...]
     variant_of: str | None
+    uses: dict[str, int] = field(default_factory=dict)
+    """What it takes of the model's budgets, beyond compute."""
 
 
 class ModelView(View, frozen=True):
@@ -307,6 +332,8 @@ class ModelView(View, frozen=True):
     refusal: str | None
     """Why it cannot be scheduled, if so."""
     profiles: tuple[ProfileView, ...]
+    budgets: dict[str, int] = field(default_factory=dict)
+    """What the instances of one GPU share beyond slices and compute, and how much there is."""
 
 
 class ModelList(View, frozen=True):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -28,7 +27,6 @@ from slicewise.control.entries import (
     Overtaken,
     Part,
     Queued,
-    QuotaRecord,
     Rejected,
     Row,
     Seconds,
@@ -38,47 +36,19 @@ from slicewise.control.entries import (
     TokenIssued,
     TokenRevoked,
     TurnTaken,
-    Want,
 )
 from slicewise.control.geometries import geometry_of
+from slicewise.control.hardware import Phase
+from slicewise.control.managed import NOWHERE, Managed, as_gone, leaving
+from slicewise.control.standings import NodeStanding as NodeStanding
+from slicewise.control.standings import TenantStanding as TenantStanding
+from slicewise.control.standings import request_of as request_of
 from slicewise.core.cluster import Cluster, Instance
 from slicewise.core.errors import SlicewiseError
 from slicewise.core.geometry import Geometry
 from slicewise.core.request import Need, Request
 from slicewise.engine.queue import Discipline, Ticket, WaitingRoom
 from slicewise.engine.scheduler import Scheduler
-
-
-@dataclass(slots=True)
-class NodeStanding:
-    """A node as the service sees it."""
-
-    name: str
-    geometry: Geometry
-    gpus: range
-    phase: NodePhase
-    labels: dict[str, str]
-    instances: int = 0
-
-
-@dataclass(slots=True)
-class Usage:
-    """What a tenant holds."""
-
-    memory_slices: int = 0
-    compute_slices: int = 0
-    instances: int = 0
-
-
-@dataclass(slots=True)
-class TenantStanding:
-    """A tenant, what it may have and what it has."""
-
-    name: str
-    quota: QuotaRecord
-    usage: Usage = field(default_factory=Usage)
-    allocations: dict[str, None] = field(default_factory=dict)
-    """Its living allocations by id, the oldest first."""
 
 
 class State:
@@ -98,8 +68,10 @@ class State:
         self.tokens_by_digest: dict[str, TokenIssued] = {}
         self.allocations: dict[str, AllocationRecord] = {}
         """The living ones: waiting or placed, the oldest first."""
+        self.leaving: dict[str, AllocationRecord] = {}
+        """Those that have ended, while an agent has not said that their instances are gone."""
         self.instances: dict[str, tuple[int, ...]] = {}
-        """By placed allocation: its instances in the cluster."""
+        """By allocation, placed or leaving: its instances in the cluster."""
         self.owner: dict[int, str] = {}
         """By instance: its allocation."""
         self.waiting = WaitingRoom(discipline or Discipline())
@@ -110,6 +82,11 @@ class State:
         self.last_ticket = 0
         self.turn = 0
         """Where a policy that goes round goes on, as far as the journal says."""
+        self.stirred: set[str] = set()
+        """Managed nodes on which something else should be by now; whoever tells them clears it."""
+        self.phases: Counter[Phase] = Counter()
+        """How many instances of managed nodes are in each phase."""
+        self.managed = Managed(self)
         self._leases: list[tuple[Seconds, str]] = []
         self._apply: dict[type[Entry], Callable[[Any, Row], None]] = {
             ModelEntered: self._model_entered,
@@ -128,6 +105,7 @@ class State:
             Moved: self._moved,
             Overtaken: self._overtaken,
             TurnTaken: self._turn_taken,
+            **self.managed.handlers,
         }
         self._in_place: tuple[Instance, ...] | None = None
 
@@ -166,6 +144,7 @@ class State:
             self.cluster.drain(entry.node)
 
     def _node_removed(self, entry: NodeRemoved, row: Row) -> None:
+        self.managed.clear(self.nodes[entry.node])
         self.cluster.remove_node(entry.node)
         gone = self.nodes.pop(entry.node)
         self.gpus[gone.geometry] -= len(gone.gpus)
@@ -231,10 +210,27 @@ class State:
             del self.waits_for[number]
             if number in self.waiting:  # the writer's was taken out when it expired
                 self.waiting.withdraw(number)
-        for part, instance in zip(gone.parts, self.instances.pop(gone.id, ()), strict=True):
-            self.cluster.release(instance)
-            del self.owner[instance]
-            self._count(tenant, part, -1)
+        ids = self.instances.pop(gone.id, ())
+        managed = False
+        for part, instance in zip(gone.parts, ids, strict=True):
+            self._charge(tenant, part, -1)
+            if part.phase is None:
+                self._free(part, instance)
+            else:
+                managed = True
+        if managed:
+            self._leave(entry.allocation, ids)
+
+    def _leave(self, ended: AllocationRecord, ids: tuple[int, ...]) -> None:
+        """Keep the slices of an allocation that has ended until its instances are gone."""
+        self.leaving[ended.id] = leaving(ended)
+        kept = []
+        for part, instance in zip(ended.parts, ids, strict=True):
+            kept.append(NOWHERE if part.phase is None else instance)
+            if part.phase is not None:
+                self._turn(part.phase, Phase.RELEASING)
+                self.stir(self.nodes[part.node])
+        self.instances[ended.id] = tuple(kept)
 
     def _moved(self, entry: Moved, row: Row) -> None:
         allocation = self.allocations[entry.allocation]
@@ -244,10 +240,10 @@ class State:
         old = parts[entry.index]
         part = parts[entry.index] = entry.part
         made = self._place(part)
-        self.cluster.release(ids[entry.index])
-        del self.owner[ids[entry.index]]
-        self._count(tenant, old, -1)
-        self._count(tenant, part, 1)
+        self._free(old, ids[entry.index])
+        self._charge(tenant, old, -1)
+        self._charge(tenant, part, 1)
+        self._arrive(part)
         self.owner[made.id] = allocation.id
         ids[entry.index] = made.id
         self.instances[allocation.id] = tuple(ids)
@@ -274,7 +270,8 @@ class State:
         tenant = self.tenants[allocation.tenant]
         for part, instance in zip(allocation.parts, placed, strict=True):
             self.owner[instance.id] = allocation.id
-            self._count(tenant, part, 1)
+            self._charge(tenant, part, 1)
+            self._arrive(part)
         ends = allocation.ends
         if ends is not None:
             heapq.heappush(self._leases, (ends, allocation.id))
@@ -289,8 +286,19 @@ class State:
             )
         return self.cluster.put(gpu, placement.number)
 
-    def _count(self, tenant: TenantStanding, part: Part, sign: int) -> None:
-        self.nodes[part.node].instances += sign
+    def _arrive(self, part: Part) -> None:
+        node = self.nodes[part.node]
+        node.instances += 1
+        if part.phase is not None:
+            self._turn(None, part.phase)
+            self.stir(node)
+
+    def _free(self, part: Part, instance: int) -> None:
+        self.cluster.release(instance)
+        del self.owner[instance]
+        self.nodes[part.node].instances -= 1
+
+    def _charge(self, tenant: TenantStanding, part: Part, sign: int) -> None:
         usage = tenant.usage
         usage.memory_slices += sign * part.size
         usage.compute_slices += sign * part.compute
@@ -313,24 +321,89 @@ class State:
         )
 
     def parts(self, instances: Sequence[Instance]) -> tuple[Part, ...]:
-        """Instances of the cluster, as they are written down."""
+        """Instances of the cluster, as they are written down when they are placed."""
         parts = []
         for instance in instances:
             node = self.cluster.node_of(instance.gpu)
             profile = node.geometry.profile(instance.profile)
-            parts.append(
-                Part(
-                    node=node.name,
-                    gpu=instance.gpu - node.gpus.start,
-                    model=node.geometry.model,
-                    profile=profile.name,
-                    start=instance.start,
-                    size=profile.size,
-                    compute=profile.compute,
-                    memory_gb=profile.memory_gb,
-                )
+            index = instance.gpu - node.gpus.start
+            part = Part(
+                node=node.name,
+                gpu=index,
+                model=node.geometry.model,
+                profile=profile.name,
+                start=instance.start,
+                size=profile.size,
+                compute=profile.compute,
+                memory_gb=profile.memory_gb,
             )
+            agent = self.nodes[node.name].agent
+            if agent is not None:
+                part = msgspec.structs.replace(part, phase=Phase.PLACED, gpu_uuid=agent.gpus[index])
+            parts.append(part)
         return tuple(parts)
+
+    # Instances of managed nodes
+
+    def record(self, identity: str) -> AllocationRecord:
+        """An allocation that has or may have instances: living, or leaving."""
+        return self.allocations.get(identity) or self.leaving[identity]
+
+    def on_node(self, node: NodeStanding) -> Iterator[tuple[str, int]]:
+        """The instances of allocations on a node: the allocation, and which of its instances."""
+        for gpu in node.gpus:
+            for instance in self.cluster.instances_on(gpu):
+                identity = self.owner.get(instance.id)
+                if identity is not None:
+                    yield identity, self.instances[identity].index(instance.id)
+
+    def set_part(self, record: AllocationRecord, index: int, part: Part) -> None:
+        """Note what became of an instance that stays where it is."""
+        self._turn(record.parts[index].phase, part.phase)
+        changed = msgspec.structs.replace(
+            record, parts=(*record.parts[:index], part, *record.parts[index + 1 :])
+        )
+        (self.allocations if record.ended is None else self.leaving)[record.id] = changed
+
+    def vacate(self, record: AllocationRecord, index: int, part: Part) -> None:
+        """An instance that was leaving is gone: its slices are free."""
+        ids = list(self.instances[record.id])
+        self._free(part, ids[index])
+        ids[index] = NOWHERE
+        self.set_part(record, index, part)
+        if all(one == NOWHERE for one in ids):
+            del self.leaving[record.id], self.instances[record.id]
+        else:
+            self.instances[record.id] = tuple(ids)
+
+    def let_leave(self, record: AllocationRecord) -> None:
+        """Take over an allocation that was leaving, from an image."""
+        ids = []
+        for part in record.parts:
+            if part.phase in (None, Phase.GONE):
+                ids.append(NOWHERE)
+                continue
+            made = self._place(part)
+            self.owner[made.id] = record.id
+            self._arrive(part)
+            ids.append(made.id)
+        self.leaving[record.id] = record
+        self.instances[record.id] = tuple(ids)
+
+    def ended(self, record: AllocationRecord) -> AllocationRecord:
+        """An allocation that has ended, as it stands by now."""
+        return self.leaving.get(record.id) or as_gone(record)
+
+    def _turn(self, old: Phase | None, new: Phase | None) -> None:
+        if old is not None:
+            self.phases[old] -= 1
+        if new is not None and new is not Phase.GONE:
+            self.phases[new] += 1
+
+    def stir(self, node: NodeStanding) -> None:
+        """Something else should be on a node with the entry that is being applied."""
+        node.desired = self.seq + 1
+        self.stirred.add(node.name)
 
     def canonical(self, request: Request) -> Request:
         """The same request, in the words of all that mean the same to the models known here.
@@ -365,10 +438,3 @@ class State:
     def _drop_stale_leases(self) -> None:
         while self._leases and self._leases[0][1] not in self.allocations:
             heapq.heappop(self._leases)
-
-
-def request_of(want: Want) -> Request:
-    """What is wanted, as the engine understands it."""
-    if want.profile is not None:
-        return Request(want.profile, want.models)
-    return Request(Need(want.compute or 0, want.memory_gb or 0.0), want.models)

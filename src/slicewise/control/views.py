@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import msgspec
 
-from slicewise.control.entries import AllocationRecord, Row, TokenIssued, concerns, kind
+from slicewise.control.agent_wire import DesiredInstance, DesiredView, Eviction, ForeignView
+from slicewise.control.entries import (
+    AllocationRecord,
+    Cause,
+    Part,
+    Row,
+    TokenIssued,
+    concerns,
+    kind,
+)
+from slicewise.control.hardware import Foreign, Phase
+from slicewise.control.managed import evictions
 from slicewise.control.reports import EventView
+from slicewise.control.standings import AgentStanding
 from slicewise.control.state import NodeStanding, State, TenantStanding
 from slicewise.control.wire import (
     AllocationView,
     NeedBody,
     NodeView,
+    PartView,
     Quota,
     TenantView,
     TokenView,
@@ -32,7 +47,8 @@ def allocation_view(state: State, record: AllocationRecord) -> AllocationView:
     if want.profile is None:
         need = NeedBody(compute=want.compute or 0, memory_gb=want.memory_gb or 0)
     waiting = None
-    if record.state == "queued":
+    standing = record.state
+    if standing == "queued":
         number = state.tickets.get(record.id)
         waiting = WaitView(
             position=None if number is None else state.waiting.position(number) + 1,
@@ -40,9 +56,9 @@ def allocation_view(state: State, record: AllocationRecord) -> AllocationView:
             detail=record.detail,
             deadline=moment(record.deadline),
         )
-    return AllocationView(
+    view = AllocationView(
         id=record.id,
-        state=record.state,
+        state=standing,
         tenant=record.tenant,
         node=first.node if first else None,
         gpu=first.gpu if first else None,
@@ -51,7 +67,7 @@ def allocation_view(state: State, record: AllocationRecord) -> AllocationView:
         start=first.start if first else None,
         size=first.size if first else None,
         count=record.count,
-        instances=record.parts,
+        instances=cast("tuple[PartView, ...]", record.parts),
         wanted=WantView(profile=want.profile, need=need, models=want.models),
         priority=record.priority,
         labels=record.labels,
@@ -61,6 +77,39 @@ def allocation_view(state: State, record: AllocationRecord) -> AllocationView:
         ended_at=moment(record.ended),
         cause=record.cause,
         waiting=waiting,
+    )
+    if first is None or (first.phase is None and len(record.parts) == 1):
+        return view
+    return _in_full(view, record)
+
+
+def _in_full(view: AllocationView, record: AllocationRecord) -> AllocationView:
+    """What an agent has to do with an allocation, added to it."""
+    parts = tuple(part if part.phase is None else part_view(part) for part in record.parts)
+    detail = record.detail if record.cause is Cause.FAILED else None
+    only = parts[0] if len(parts) == 1 else None
+    if not isinstance(only, PartView):
+        return msgspec.structs.replace(view, instances=parts, detail=detail)
+    return msgspec.structs.replace(
+        view,
+        instances=parts,
+        detail=detail,
+        phase=only.phase,
+        uuid=only.uuid,
+        gpu_uuid=only.gpu_uuid,
+        attempts=only.attempts,
+        env=only.env,
+        cdi=only.cdi,
+    )
+
+
+def part_view(part: Part) -> PartView:
+    """An instance, with how to use it once it is active."""
+    usable = part.phase is Phase.ACTIVE
+    return PartView(
+        **msgspec.structs.asdict(part),
+        env=f"CUDA_VISIBLE_DEVICES={part.uuid}" if usable else "",
+        cdi=f"slicewise.dev/mig={part.uuid}" if usable else "",
     )
 
 
@@ -78,6 +127,10 @@ def node_view(state: State, node: NodeStanding, taken: int | None = None) -> Nod
         slices=slices,
         free_slices=slices - taken,
         labels=node.labels,
+        managed=node.agent is not None,
+        holds=node.holds,
+        held_gpus=len(node.agent.gpu_holds) if node.agent else 0,
+        foreign=len(node.agent.foreign) if node.agent else 0,
     )
 
 
@@ -125,6 +178,46 @@ def event_view(state: State, row: Row, tenant: str | None = None) -> EventView:
         subject=subject,
         entry=entry,
     )
+
+
+def foreign_view(name: str, found: Foreign, evicting: bool) -> ForeignView:
+    """An instance that is no allocation's."""
+    return ForeignView(
+        name=name,
+        gpu=found.gpu,
+        uuid=found.uuid,
+        profile=found.profile,
+        start=found.start,
+        size=found.size,
+        why="stray" if found.why == "stray" else "foreign",
+        blocks=found.blocks,
+        evicting=evicting,
+    )
+
+
+def desired_view(state: State, node: NodeStanding, agent: AgentStanding) -> DesiredView:
+    """All that should be on a managed node."""
+    instances = []
+    for identity, index in state.on_node(node):
+        record = state.record(identity)
+        part = record.parts[index]
+        instances.append(
+            DesiredInstance(
+                allocation=identity,
+                index=index,
+                gpu=part.gpu_uuid,
+                profile=part.profile,
+                start=part.start,
+                size=part.size,
+                wanted="present" if record.ended is None else "absent",
+                uuid=part.uuid,
+            )
+        )
+    evict = tuple(
+        Eviction(gpu=agent.gpus[one.gpu], uuid=one.uuid, profile=one.profile, start=one.start)
+        for one in evictions(agent)
+    )
+    return DesiredView(seq=state.seq, instances=tuple(instances), evict=evict)
 
 
 def token_view(token: TokenIssued) -> TokenView:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-from slicewise.control.entries import Cause, NodePhase, Part, Role
+from slicewise.control.entries import AllocationState, Cause, NodePhase, Part, Role
+from slicewise.control.hardware import Phase
 
 MAX_COUNT = 64
 """Instances one allocation may have."""
@@ -145,11 +146,23 @@ class WantView(View, frozen=True):
     models: tuple[str, ...]
 
 
-class AllocationView(View, frozen=True):
-    """An allocation; where it has one instance, that instance's place stands at the top as well."""
+class PartView(Part, frozen=True, forbid_unknown_fields=False):
+    """An instance of an allocation; with an agent on its node, also how to use it."""
+
+    env: str = ""
+    """The variable that shows a process this instance, once it is active."""
+    cdi: str = ""
+    """Its name for container runtimes, once it is active."""
+
+
+class AllocationView(View, frozen=True, omit_defaults=True):
+    """An allocation; where it has one instance, that instance's place stands at the top as well.
+
+    What only an agent can tell is left out where there is none.
+    """
 
     id: str
-    state: Literal["queued", "placed", "released", "cancelled"]
+    state: AllocationState
     tenant: str
     node: str | None
     gpu: int | None
@@ -158,7 +171,7 @@ class AllocationView(View, frozen=True):
     start: int | None
     size: int | None
     count: int
-    instances: tuple[Part, ...]
+    instances: tuple[PartView, ...]
     wanted: WantView
     priority: int
     labels: dict[str, str]
@@ -170,6 +183,15 @@ class AllocationView(View, frozen=True):
     cause: Cause | None
     """Why it ended."""
     waiting: WaitView | None
+    detail: str | None = None
+    """What went wrong, if it failed."""
+    phase: Phase | None = None
+    """With one instance, on a node with an agent: how far it has come."""
+    uuid: str | None = None
+    gpu_uuid: str | None = None
+    attempts: int | None = None
+    env: str | None = None
+    cdi: str | None = None
 
 
 class BatchView(View, frozen=True):
@@ -195,6 +217,14 @@ class NodeView(View, frozen=True):
     slices: int
     free_slices: int
     labels: dict[str, str]
+    managed: bool = False
+    """Whether an agent makes and destroys its instances."""
+    holds: dict[str, str] = msgspec.field(default_factory=dict)
+    """Why it takes no new instances although it is ready, by keyword."""
+    held_gpus: int = 0
+    """How many of its GPUs take no new instances, for reasons of their own."""
+    foreign: int = 0
+    """Instances on it that are no allocation's."""
 
 
 class UsageView(View, frozen=True):

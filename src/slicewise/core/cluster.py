@@ -63,7 +63,7 @@ class Cluster:
         self.first: npt.NDArray[np.int64] = np.empty(0, np.int64)
         """The lowest schedulable GPU in each state, or NONE."""
         self.schedulable = IdSet()
-        """All schedulable GPUs."""
+        """All schedulable GPUs: those of schedulable nodes that are not held."""
         self.after_place: list[tuple[int, ...]] = []
         """State by placement: the state that follows, or ILLEGAL."""
         self.after_release: list[tuple[int, ...]] = []
@@ -79,6 +79,7 @@ class Cluster:
         self._nodes: dict[str, Node] = {}
         self._node_names: list[str] = []
         self._spare_ids: dict[int, list[range]] = {}
+        self._held: set[int] = set()
 
         self._where = array("Q")
         self._generation = array("I")
@@ -144,18 +145,42 @@ class Cluster:
         node = self.node(name)
         if node.schedulable:
             for gpu in node.gpus:
-                self.schedulable.remove(gpu)
-                self._leave(gpu, self.state_of[gpu])
+                if gpu not in self._held:
+                    self._take_from_index(gpu)
         return self._set_node(node, False)
 
     def resume(self, name: str) -> Node:
-        """Make a node's GPUs schedulable again."""
+        """Make a node's GPUs schedulable again, but for those that are held."""
         node = self.node(name)
         if not node.schedulable:
             for gpu in node.gpus:
-                self.schedulable.add(gpu)
-                self._join(gpu, self.state_of[gpu])
+                if gpu not in self._held:
+                    self._put_into_index(gpu)
         return self._set_node(node, True)
+
+    def hold(self, gpu: int) -> None:
+        """Let one GPU take no new instances, whatever becomes of its node; what runs there stays.
+
+        Holding one that is held already changes nothing.
+        """
+        node = self.node_of(gpu)
+        if gpu not in self._held:
+            self._held.add(gpu)
+            if node.schedulable:
+                self._take_from_index(gpu)
+
+    def unhold(self, gpu: int) -> None:
+        """Let a GPU take new instances again, as far as its node does."""
+        node = self.node_of(gpu)
+        if gpu in self._held:
+            self._held.remove(gpu)
+            if node.schedulable:
+                self._put_into_index(gpu)
+
+    def is_held(self, gpu: int) -> bool:
+        """Whether a GPU is held."""
+        self._check_gpu(gpu)
+        return gpu in self._held
 
     def remove_node(self, name: str) -> None:
         """Remove a node; refused while an instance is on it."""
@@ -168,6 +193,7 @@ class Cluster:
         self.drain(name)
         for gpu in node.gpus:
             self.state_of[gpu] = _GONE
+        self._held.difference_update(node.gpus)
         self._gpus -= len(node.gpus)
         self._slices -= len(node.gpus) * node.geometry.slices
         self._spare_ids.setdefault(len(node.gpus), []).append(node.gpus)
@@ -242,6 +268,8 @@ class Cluster:
             )
         if not node.schedulable:
             raise PlacementError(f"GPU {gpu} is on node {node.name!r}, which is drained")
+        if gpu in self._held:
+            raise PlacementError(f"GPU {gpu} of node {node.name!r} is held: it takes nothing new")
         return self.put(gpu, placement.number)
 
     def put(self, gpu: int, placement: int) -> Instance:
@@ -344,6 +372,14 @@ class Cluster:
             self._active -= 1
         self._sum_partial += self._f_partial[new] - self._f_partial[old]
         self._sum_overlap += self._f_overlap[new] - self._f_overlap[old]
+
+    def _take_from_index(self, gpu: int) -> None:
+        self.schedulable.remove(gpu)
+        self._leave(gpu, self.state_of[gpu])
+
+    def _put_into_index(self, gpu: int) -> None:
+        self.schedulable.add(gpu)
+        self._join(gpu, self.state_of[gpu])
 
     def _leave(self, gpu: int, state: int) -> None:
         members = self.members[state]

@@ -24,7 +24,7 @@ MAX_SLICES = 16
 COMPUTE = "compute"
 """The budget every model has: its compute slices."""
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_-]*")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_~-]*")
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,5 +225,5 @@ class Geometry:
 def _check_name(where: str, name: str) -> None:
     if not _NAME.fullmatch(name):
         raise GeometryError(
-            where, f"{name!r} is not a name (letters, digits, '.', '+', '-', '_', no spaces)"
+            where, f"{name!r} is not a name (letters, digits, '.', '+', '-', '_', '~', no spaces)"
         )

@@ -6,6 +6,7 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 
 from slicewise.client import AsyncClient, Quota, RejectedError, Role
+from slicewise.core.errors import SlicewiseError
 
 NODES = (
     ("dgx-01", "A100-80GB", 8),
@@ -55,14 +56,16 @@ GUESTS = (
 )
 
 
-async def set_up(client: AsyncClient) -> dict[str, str]:
+async def set_up(client: AsyncClient, agents: bool = False) -> dict[str, str]:
     """Register nodes and tenants that are not there yet; returns a fresh token of each tenant.
 
-    What an earlier demonstration left behind, because it was killed say, is given back.
+    What an earlier demonstration left behind, because it was killed say, is given back. Agents
+    register their nodes themselves.
     """
-    for name, model, gpus in NODES:
-        await _unless_there(client.add_node(name, model, gpus))
-    old = [token.id async for token in client.tokens() if token.note == NOTE]
+    if not agents:
+        await _add_nodes(client)
+    every = [token async for token in client.tokens() if token.note == NOTE]
+    old = [token.id for token in every if token.role == Role.TENANT]
     for identity in old:
         await client.revoke_token(identity)
     secrets = {}
@@ -74,6 +77,17 @@ async def set_up(client: AsyncClient) -> dict[str, str]:
         issued = await client.issue_token(Role.TENANT, tenant=guest.name, note=NOTE)
         secrets[guest.name] = issued.token
     return secrets
+
+
+async def _add_nodes(client: AsyncClient) -> None:
+    managed = [node.name async for node in client.nodes() if node.managed]
+    if managed:
+        raise SlicewiseError(
+            f"this demonstration was run with --agents, and {managed[0]} waits for its own: "
+            "say --agents again, or choose another folder with --data DIR"
+        )
+    for name, model, gpus in NODES:
+        await _unless_there(client.add_node(name, model, gpus))
 
 
 async def _unless_there(call: Awaitable[object]) -> None:

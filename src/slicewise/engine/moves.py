@@ -98,6 +98,8 @@ def _checked(cluster: Cluster, move: Move) -> int:
     target = cluster.node_of(gpu)
     if not target.schedulable:
         raise PlacementError(f"GPU {gpu} is on node {target.name!r}, which is drained")
+    if cluster.is_held(gpu):
+        raise PlacementError(f"GPU {gpu} of node {target.name!r} is held: it takes nothing new")
     placement = target.geometry.placement(instance.profile, start)
     if target.geometry is not cluster.node_of(instance.gpu).geometry or placement is None:
         raise PlacementError(

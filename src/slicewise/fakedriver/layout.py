@@ -186,6 +186,7 @@ class File(Structure):
         ("name", c_char * NAME_SIZE),
         ("seed", c_uint64),
         ("memory_mib", c_uint64),
+        ("memory_reserved", c_uint64),
         ("cuda_version", c_uint32),
         ("architecture", c_uint32),
         ("capability_major", c_uint32),

@@ -21,7 +21,7 @@ STATE_VARIABLE = "SLICEWISE_FAKE_NVML"
 BOOT_VARIABLE = "SLICEWISE_BOOT_ID_FILE"
 
 DRIVER = "580.65.06"
-_NVML = "13.580.65.06"
+_NVML = "13"
 _CUDA = 13000
 _NVIDIA = 0x10DE
 _NAMES = uuid.UUID("6f1d3c52-6c57-5c0b-9d0f-3f8c1c7f5a10")
@@ -73,7 +73,7 @@ class Machine(faults.Faulty):
         entry = model if isinstance(model, Entry) else load_entry(model)
         file = layout.File(magic=layout.MAGIC, digest=building.digest(), size=sizeof(layout.File))
         modelling.fill(file, entry)
-        file.driver_version, file.nvml_version = driver.encode(), _NVML.encode()
+        file.driver_version, file.nvml_version = driver.encode(), f"{_NVML}.{driver}".encode()
         file.cuda_version, file.seed, file.gpu_count = _CUDA, seed, gpus
         image = file.images[0]
         image.next_serial = 1
@@ -85,7 +85,7 @@ class Machine(faults.Faulty):
             facts.serial = f"{1650000000000 + seed % 10**9 * 16 + index}".encode()
             facts.minor, facts.bus = index, 0x10 + 8 * index
             facts.pci_device_id = device_id << 16 | _NVIDIA
-            facts.pci_subsystem_id = 0x18BE << 16 | _NVIDIA
+            facts.pci_subsystem_id = 0x18BF << 16 | _NVIDIA
             # On some dies the halves are swapped; here on every other, so that both occur.
             facts.mirrored = (index + seed) % 2
             gpu.mig = gpu.mig_pending = mig

@@ -45,6 +45,13 @@ _ARCHITECTURES = (
 """A word of the architecture, NVML's number for it, the compute capability."""
 
 
+_MEMORY_READ = {"H200-141GB": (143771, 644939776)}
+"""Where a real GPU was read: its memory in MiB, and the bytes of it the driver keeps for itself."""
+
+_RESERVED = 256
+"""Elsewhere the driver keeps one part in so many."""
+
+
 def gpu_name(entry: Entry) -> str:
     """What the driver calls the GPU; the catalog finds the model by it."""
     return f"NVIDIA {next(iter(entry.aliases), entry.model)}"
@@ -61,7 +68,10 @@ def fill(file: layout.File, entry: Entry) -> None:
     _check(geometry)
     facts = {fact.name: fact for fact in entry.facts}
     file.name = gpu_name(entry).encode()
-    file.memory_mib = _memory_mib(facts, entry)
+    derived = _memory_mib(facts, entry)
+    file.memory_mib, file.memory_reserved = _MEMORY_READ.get(
+        entry.model, (derived, (derived << 20) // _RESERVED)
+    )
     for word, number, (major, minor) in _ARCHITECTURES:
         if word in entry.architecture:
             file.architecture, file.capability_major, file.capability_minor = number, major, minor

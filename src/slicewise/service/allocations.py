@@ -83,7 +83,8 @@ async def release(site: Site, request: Request) -> Reply:
 
 
 async def _find(site: Site, request: Request, identity: str) -> AllocationRecord:
-    record = site.state.allocations.get(identity)
+    state = site.state
+    record = state.allocations.get(identity) or state.leaving.get(identity)
     if record is None and 0 < len(identity) <= 64 and identity.isascii():
         record = await _ended(site, identity)
     if record is None or not request.caller.sees(record.tenant):
@@ -97,4 +98,5 @@ async def _ended(site: Site, identity: str) -> AllocationRecord | None:
         entry = rows[0].entry if rows else None
         return entry.allocation if isinstance(entry, Ended) else None
 
-    return await site.plant.in_thread(look)
+    found = await site.plant.in_thread(look)
+    return None if found is None else site.state.ended(found)

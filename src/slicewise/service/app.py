@@ -91,7 +91,7 @@ class App:
         name = "unknown" if route is None else route.path
         method = "unknown" if route is None else route.method  # anybody can make up a method
         took = self._plant.timer() - begun
-        lasting = isinstance(answer, Stream)
+        lasting = isinstance(answer, Stream) or answer.waited
         self.site.metrics.count_request(name, method, answer.status, None if lasting else took)
         if self._logs:
             log.info(

@@ -16,6 +16,7 @@ DEFAULT_TENANT = "default"
 EVERYONE = frozenset(Role)
 STAFF = frozenset({Role.ADMIN, Role.OPERATOR})
 ADMIN = frozenset({Role.ADMIN})
+AGENT = frozenset({Role.AGENT})
 USERS = STAFF | {Role.TENANT}
 LOOKERS = USERS | {Role.READ_ONLY}
 WATCHERS = STAFF | {Role.READ_ONLY}

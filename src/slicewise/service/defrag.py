@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from msgspec import Meta
 
 from slicewise.control.answers import RefusedError, said
 from slicewise.control.commands import CarryOut, MoveInstance
 from slicewise.control.entries import AllocationRecord, NodePhase
+from slicewise.control.hardware import Foreign, Phase
 from slicewise.control.reports import MAX_MOVES, MoveBody, MovesBody, PlanView, Spot
-from slicewise.control.state import State
+from slicewise.control.state import NodeStanding, State
 from slicewise.core.cluster import Cluster, Instance
 from slicewise.core.errors import SlicewiseError
 from slicewise.core.geometry import Geometry
@@ -35,12 +36,32 @@ class PlanQuery(Query, frozen=True):
     policy: Word | None = None
 
 
+class _Node(NamedTuple):
+    """A node at one moment."""
+
+    name: str
+    geometry: Geometry
+    gpus: int
+    phase: NodePhase
+    held: Sequence[int]
+    """The GPUs that take nothing new."""
+    foreign: Sequence[Foreign]
+    """What takes slices and is nobody's."""
+
+    @classmethod
+    def of(cls, node: NodeStanding, cluster: Cluster) -> _Node:
+        held = [index for index, gpu in enumerate(node.gpus) if cluster.is_held(gpu)]
+        found = node.agent.foreign.values() if node.agent is not None else ()
+        foreign = [one for one in found if one.blocks]
+        return cls(node.name, node.geometry, len(node.gpus), node.phase, held, foreign)
+
+
 @dataclass(frozen=True, slots=True)
 class _Copy:
     """The cluster at one moment, to plan on while the real one goes on."""
 
     seq: int
-    nodes: Sequence[tuple[str, Geometry, int, NodePhase]]
+    nodes: Sequence[_Node]
     records: Sequence[AllocationRecord]
 
     @classmethod
@@ -49,24 +70,38 @@ class _Copy:
         nodes = sorted(state.nodes.values(), key=lambda node: node.gpus.start)
         return cls(
             state.seq,
-            [(node.name, node.geometry, len(node.gpus), node.phase) for node in nodes],
-            list(state.allocations.values()),
+            [_Node.of(node, state.cluster) for node in nodes],
+            [*state.allocations.values(), *state.leaving.values()],
         )
 
-    def build(self) -> tuple[Cluster, dict[int, tuple[str, int]]]:
-        """A cluster of its own, and by instance: the allocation, and which of its instances."""
+    def build(self) -> tuple[Cluster, dict[int, tuple[str, int]], set[int]]:
+        """A cluster of its own; who is who on it; and what stays where it is.
+
+        By instance: the allocation, and which of its instances. Whatever is on a node with an
+        agent stays: a job that runs cannot be moved.
+        """
         cluster = Cluster()
         owner: dict[int, tuple[str, int]] = {}
-        for name, geometry, gpus, _ in self.nodes:
-            cluster.add_node(name, geometry, gpus)
+        pinned: set[int] = set()
+        for node in self.nodes:
+            made = cluster.add_node(node.name, node.geometry, node.gpus)
+            for found in node.foreign:
+                pinned.add(cluster.place(made.gpus[found.gpu], found.profile, found.start).id)
         for record in self.records:
             for index, part in enumerate(record.parts):
+                if part.phase is Phase.GONE or (part.phase is None and record.ended is not None):
+                    continue
                 gpu = cluster.node(part.node).gpus[part.gpu]
-                owner[cluster.place(gpu, part.profile, part.start).id] = record.id, index
-        for name, _, _, phase in self.nodes:
-            if phase is not NodePhase.READY:
-                cluster.drain(name)
-        return cluster, owner
+                instance = cluster.place(gpu, part.profile, part.start).id
+                owner[instance] = record.id, index
+                if part.phase is not None:
+                    pinned.add(instance)
+        for node in self.nodes:
+            for index in node.held:
+                cluster.hold(cluster.node(node.name).gpus[index])
+            if node.phase is not NodePhase.READY:
+                cluster.drain(node.name)
+        return cluster, owner, pinned
 
 
 async def plan(site: Site, request: Request) -> Reply:
@@ -112,8 +147,8 @@ def _plan(
     asked: Asked | None,
     ranking: TablePolicy | AdaptivePolicy | None,
 ) -> PlanView:
-    cluster, owner = copy.build()
-    planner = Planner(cluster, ranking)
+    cluster, owner, pinned = copy.build()
+    planner = Planner(cluster, ranking, pinned)
     found = (
         planner.to_win_room(query.budget) if asked is None else planner.to_fit(asked, query.budget)
     )

@@ -83,7 +83,7 @@ async def _follow(
     back with the id it saw last.
     """
     plant, replica = site.plant, site.plant.replica
-    yield b"retry: 2000\n\n"
+    yield b"retry: 2000\nid: %d\n\n" % after  # from here on, even if nothing concerns the reader
     while not (gone.is_set() or plant.stopping) and _valid(site, caller):
         rows = replica.since(after, _AT_A_TIME)
         if rows is None:

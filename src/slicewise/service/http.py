@@ -144,6 +144,11 @@ class Request:
         except msgspec.ValidationError as error:
             raise refused(error, "the query") from None
 
+    async def gone(self) -> None:
+        """Return when the client has left; its body must have been read, or not matter."""
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+
     def key(self) -> str | None:
         """The idempotency key, if there is one."""
         key = self.headers.get(b"idempotency-key")
@@ -202,6 +207,8 @@ class Reply:
     body: bytes
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     content: bytes = JSON
+    waited: bool = False
+    """Whether it took as long as it did because there was nothing to tell."""
 
     async def send(self, send: Send, request_id: str) -> None:
         """Send it."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Literal
+from typing import Annotated
 
 from msgspec import Meta
 
 from slicewise.control.answers import RefusedError, said
-from slicewise.control.entries import AllocationRecord, Ended, Row
+from slicewise.control.entries import AllocationRecord, AllocationState, Ended, Row
+from slicewise.control.managed import as_gone
 from slicewise.control.reports import AllocationPage, QueuePage
 from slicewise.control.views import allocation_view
 from slicewise.service.http import Reply, Request, reply
@@ -25,7 +26,7 @@ class ListQuery(PageQuery, frozen=True):
     """Which allocations to list."""
 
     tenant: Word | None = None
-    state: Literal["queued", "placed", "released", "cancelled"] | None = None
+    state: AllocationState | None = None
     profile: Word | None = None
     node: Word | None = None
     model: Word | None = None
@@ -73,7 +74,7 @@ async def allocations(site: Site, request: Request) -> Reply:
     query = request.query(ListQuery)
     limit = site.page(query.limit)
     chosen = _Filter(query, request.caller.tenant)
-    if query.state in ("released", "cancelled"):
+    if query.state in ("released", "failed", "cancelled"):
         page, following = await _ended(site, query, request.caller.tenant, chosen, limit)
     else:
         page, following = await _living(site, query, request.caller.tenant, chosen, limit)
@@ -91,7 +92,9 @@ async def _living(
     # takes to go through it. They are in order already, but for clocks that were set back.
     state = site.state
     tenant = own or query.tenant
-    if tenant is None:
+    if query.state == "releasing":
+        every = list(state.leaving.values())
+    elif tenant is None:
         every = list(state.allocations.values())
     else:
         standing = state.tenants.get(tenant)
@@ -127,6 +130,7 @@ async def _ended(
 ) -> _Page:
     before = before_of(query.cursor)
     tenant = own or query.tenant
+    leaving = dict(site.state.leaving)  # the state goes on while somebody looks
 
     def look() -> tuple[list[AllocationRecord], int | None]:
         found: list[AllocationRecord] = []
@@ -137,8 +141,10 @@ async def _ended(
             )
             for row in rows:
                 at = row.seq
-                if isinstance(row.entry, Ended) and chosen(row.entry.allocation):
-                    found.append(row.entry.allocation)
+                assert isinstance(row.entry, Ended)  # of no other kind were any asked for
+                record = leaving.get(row.entry.allocation.id) or as_gone(row.entry.allocation)
+                if chosen(record):
+                    found.append(record)
                     if len(found) == limit:
                         return found, at
             if len(rows) < size:

@@ -19,15 +19,19 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from slicewise.control.agents import UNKNOWN
 from slicewise.control.entries import Allocated, Ended, Queued, Rejected, Row, Served
+from slicewise.control.hardware import PartTurned, Phase
 from slicewise.control.writer import Batch
 from slicewise.core.fragmentation import Reading
 from slicewise.service.capacity import Capacity
+from slicewise.service.contacts import Contacts
 from slicewise.service.plant import Plant
 from slicewise.service.streams import Streams
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _WAITS = (0.1, 1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 24 * 3600)
+_CREATIONS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _NEED = "need"
 """Stands for a profile where a request did not name one."""
@@ -61,8 +65,15 @@ class Histogram:
 class Metrics:
     """What has been counted, and how to measure the rest."""
 
-    def __init__(self, plant: Plant, streams: Streams, capacity: Callable[[], Capacity]) -> None:
+    def __init__(
+        self,
+        plant: Plant,
+        streams: Streams,
+        contacts: Contacts,
+        capacity: Callable[[], Capacity],
+    ) -> None:
         self._plant = plant
+        self._contacts = contacts
         self._streams = streams
         self._capacity = capacity
         self._requests: Counter[tuple[str, str, int]] = Counter()
@@ -72,6 +83,7 @@ class Metrics:
         self._queued = 0
         self._ended: Counter[str] = Counter()
         self._waits = Histogram(_WAITS)
+        self._creations = Histogram(_CREATIONS)
         self._decide = Histogram(_SECONDS)
         self._commit = Histogram(_SECONDS)
         self._batch = Histogram(_SIZES)
@@ -116,6 +128,10 @@ class Metrics:
                 self._queued += 1
             case Ended(allocation):
                 self._ended[str(allocation.cause)] += 1
+            case PartTurned(identity, phase=Phase.ACTIVE):
+                record = self._plant.state.allocations.get(identity)
+                if record is not None and record.placed is not None:
+                    self._creations.observe(max(0.0, row.at - record.placed))
 
     def text(self) -> bytes:
         """Everything, as Prometheus reads it."""
@@ -127,6 +143,7 @@ class Metrics:
         """All metrics, by family."""
         yield from self._decisions()
         yield from self._cluster()
+        yield from self._hardware()
         yield from self._process()
 
     def _decisions(self) -> Iterator[Metric]:
@@ -156,6 +173,7 @@ class Metrics:
         )
         for name, text, histogram in (
             ("slicewise_queue_wait_seconds", "Time from request to placement", self._waits),
+            ("slicewise_create_seconds", "Time from placed to active", self._creations),
             ("slicewise_decide_seconds", "Time to decide a batch", self._decide),
             ("slicewise_commit_seconds", "Time to make a batch durable", self._commit),
             ("slicewise_batch_size", "Requests that shared a commit", self._batch),
@@ -210,12 +228,42 @@ class Metrics:
         )
         for name, text, value in (
             ("slicewise_gpus_active", "GPUs with an instance", whole.active_gpus),
-            ("slicewise_instances", "Instances", whole.instance_count),
+            ("slicewise_instances", "Instances", sum(n.instances for n in state.nodes.values())),
             ("slicewise_nodes", "Nodes", len(state.nodes)),
             ("slicewise_tenants", "Tenants", len(state.tenants)),
             ("slicewise_queue_depth", "Requests that wait for room", len(state.waiting)),
         ):
             yield _gauge(name, text, (), [((), value)])
+
+    def _hardware(self) -> Iterator[Metric]:
+        state, contacts = self._plant.state, self._contacts
+        agents = Counter({"reachable": 0, "unknown": 0})
+        held: Counter[str] = Counter()
+        foreign = 0
+        for node in state.nodes.values():
+            if node.agent is not None:
+                agents["unknown" if UNKNOWN in node.holds else "reachable"] += 1
+                foreign += len(node.agent.foreign)
+                held.update(why for holds in node.agent.gpu_holds.values() for why in holds)
+        phases = Counter({str(phase): state.phases[phase] for phase in Phase})
+        del phases[str(Phase.GONE)]
+        for name, text, label, counts in (
+            ("slicewise_agents", "Agents, by whether they are heard of", "state", agents),
+            ("slicewise_managed_instances", "Instances that agents make", "phase", phases),
+            ("slicewise_gpus_held", "GPUs that take nothing new for themselves", "reason", held),
+        ):
+            yield _gauge(name, text, (label,), [((of,), count) for of, count in counts.items()])
+        for name, text, value in (
+            ("slicewise_foreign_instances", "Instances that are no allocation's", foreign),
+            ("slicewise_agent_polls", "Agents that wait for news here", contacts.waiting),
+        ):
+            yield _gauge(name, text, (), [((), value)])
+        yield _gauge(
+            "slicewise_gpu_temperature_celsius",
+            "Temperature of a GPU, as its agent last said",
+            ("node", "gpu"),
+            [((node, gpu), degrees) for node, gpu, degrees in contacts.temperatures()],
+        )
 
     def _process(self) -> Iterator[Metric]:
         plant = self._plant

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import msgspec
+
+from slicewise.control.agent_wire import AdoptBody
 from slicewise.control.answers import RefusedError, said
-from slicewise.control.commands import AddNode, Cordon, Drain, RemoveNode, Uncordon
+from slicewise.control.commands import (
+    Accept,
+    AddNode,
+    Adopt,
+    Cordon,
+    Drain,
+    Evict,
+    RemoveNode,
+    Uncordon,
+)
 from slicewise.control.entries import Role
 from slicewise.control.geometries import record_of
 from slicewise.control.reports import NodeDetail, NodePage
 from slicewise.control.views import node_view
 from slicewise.control.wire import DrainBody, NodeBody
 from slicewise.core.errors import SlicewiseError
-from slicewise.service.devices import gpu_views
+from slicewise.service.devices import agent_view, gpu_details
 from slicewise.service.http import Reply, Request, reply
 from slicewise.service.pages import PageQuery, page_by_name
 from slicewise.service.site import Site
@@ -43,23 +55,28 @@ async def get(site: Site, request: Request) -> Reply:
     node = state.nodes.get(name)
     if node is None or (caller.role is Role.AGENT and caller.token.node != name):
         raise RefusedError(404, f"no node {name!r}")
-    view = node_view(state, node)
-    return reply(
-        said(
-            200,
-            NodeDetail(
-                name=view.name,
-                model=view.model,
-                gpus=view.gpus,
-                state=view.state,
-                instances=view.instances,
-                slices=view.slices,
-                free_slices=view.free_slices,
-                labels=view.labels,
-                devices=gpu_views(state, node, caller),
-            ),
-        )
-    )
+    view = msgspec.structs.asdict(node_view(state, node))
+    devices = gpu_details(state, node, caller, site.contacts)
+    agent = agent_view(node, site.contacts)
+    return reply(said(200, NodeDetail(**view, devices=devices, agent=agent)))
+
+
+async def accept(site: Site, request: Request) -> Reply:
+    """Use a node although its driver does not agree with the catalog."""
+    return await site.write(request, Accept(request.parts[0]))
+
+
+async def adopt(site: Site, request: Request) -> Reply:
+    """Make an instance that is nobody's an allocation of a tenant, where it is."""
+    body = await request.body(AdoptBody)
+    node, foreign = request.parts
+    return await site.write(request, Adopt(node, foreign, body.tenant, body.labels))
+
+
+async def evict(site: Site, request: Request) -> Reply:
+    """Have an instance that is nobody's destroyed by the node's agent."""
+    node, foreign = request.parts
+    return await site.write(request, Evict(node, foreign))
 
 
 async def cordon(site: Site, request: Request) -> Reply:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from slicewise.control.answers import Answer, said
 from slicewise.control.entries import AllocationRecord
+from slicewise.control.hardware import Phase
 from slicewise.control.reports import (
     ClusterView,
     Fragmentation,
@@ -19,11 +20,13 @@ from slicewise.control.reports import (
     PolicyView,
     ProfileView,
 )
+from slicewise.control.state import NodeStanding
 from slicewise.control.views import node_view
 from slicewise.core.fragmentation import Reading, score_table
 from slicewise.core.geometry import Geometry
 from slicewise.policies.registry import DEFAULT, policy_class, policy_names
 from slicewise.service.auth import Caller
+from slicewise.service.devices import foreign_instances
 from slicewise.service.http import Query, Reply, Request, reply
 from slicewise.service.site import Site
 
@@ -43,8 +46,8 @@ async def cluster(site: Site, request: Request) -> Reply:
     # Records do not change, so this is the cluster at one moment: the rest can take its time,
     # and others need not wait for it.
     state = site.state
-    nodes = [_Node(n.name, n.geometry, len(n.gpus)) for n in state.nodes.values()]
-    records = list(state.allocations.values())
+    nodes = [_node(n) for n in state.nodes.values()]
+    records = [*state.allocations.values(), *state.leaving.values()]
 
     def finish() -> Answer:
         devices = all_devices(nodes, records, request.caller)
@@ -69,7 +72,7 @@ def overview(site: Site) -> ClusterView:
         active_gpus=whole.active_gpus,
         slices=whole.slices,
         free_slices=whole.free_slices,
-        instances=whole.instance_count,
+        instances=sum(node.instances for node in nodes),
         waiting=len(state.waiting),
         fragmentation=Fragmentation(
             partial=whole.fragmentation(Reading.PARTIAL),
@@ -92,6 +95,19 @@ class _Node(NamedTuple):
     name: str
     geometry: Geometry
     gpus: int
+    holds: dict[int, dict[str, str]]
+    """By GPU that is held: why."""
+    foreign: dict[int, list[InstanceView]]
+    """By GPU: what is nobody's."""
+
+
+def _node(node: NodeStanding) -> _Node:
+    agent = node.agent
+    if agent is None:
+        return _Node(node.name, node.geometry, len(node.gpus), {}, {})
+    gpus = {found.gpu for found in agent.foreign.values()}
+    foreign = {gpu: foreign_instances(agent, gpu) for gpu in gpus}
+    return _Node(node.name, node.geometry, len(node.gpus), dict(agent.gpu_holds), foreign)
 
 
 def all_devices(
@@ -102,6 +118,8 @@ def all_devices(
     for record in records:
         known = caller.sees(record.tenant)
         for part in record.parts:
+            if part.phase is Phase.GONE or (part.phase is None and record.ended is not None):
+                continue
             on[part.node, part.gpu].append(
                 InstanceView(
                     profile=part.profile,
@@ -109,13 +127,15 @@ def all_devices(
                     size=part.size,
                     allocation=record.id if known else None,
                     tenant=record.tenant if known else None,
+                    phase=part.phase,
                 )
             )
     devices = []
-    for node in sorted(nodes):
+    for node in sorted(nodes, key=lambda node: node.name):
         scores = score_table(node.geometry, Reading.PARTIAL)
         for index in range(node.gpus):
-            instances = sorted(on[node.name, index], key=lambda instance: instance.start)
+            there = [*on[node.name, index], *node.foreign.get(index, ())]
+            instances = sorted(there, key=lambda instance: instance.start)
             mask = sum(((1 << i.size) - 1) << i.start for i in instances)
             devices.append(
                 GpuView(
@@ -124,6 +144,7 @@ def all_devices(
                     mask=node.geometry.mask_text(mask),
                     fragmentation=scores[mask],
                     instances=tuple(instances),
+                    holds=node.holds.get(index, {}),
                 )
             )
     return tuple(devices)
@@ -145,6 +166,7 @@ async def models(site: Site, request: Request) -> Reply:
                 in_use=entry.model in in_use,
                 refusal=entry.refusal,
                 profiles=_profiles(geometry) if geometry is not None else (),
+                budgets={b.name: b.total for b in geometry.budgets} if geometry else {},
             )
         )
     return reply(said(200, ModelList(models=tuple(views))))
@@ -159,6 +181,7 @@ def _profiles(geometry: Geometry) -> tuple[ProfileView, ...]:
             memory_gb=profile.memory_gb,
             starts=profile.starts,
             variant_of=profile.variant_of,
+            uses=dict(profile.uses),
         )
         for profile in geometry.profiles
     )

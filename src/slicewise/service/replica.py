@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 
 from slicewise.control.entries import Row
@@ -24,6 +24,8 @@ class Replica:
         self.state = state
         self._recent: deque[Row] = deque(maxlen=keep)
         self._news: asyncio.Event = asyncio.Event()
+        self.on_news: Callable[[], None] = lambda: None
+        """Called whenever those who wait look up."""
 
     @property
     def seq(self) -> int:
@@ -53,6 +55,7 @@ class Replica:
         """Let those who wait for news look up."""
         self._news.set()
         self._news = asyncio.Event()
+        self.on_news()
 
     async def news(self, seconds: float) -> None:
         """Wait for new rows, or so long."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -18,7 +18,7 @@ from slicewise.service.first_start import furnish, token_file
 from slicewise.service.logs import logger
 from slicewise.service.openapi import document
 from slicewise.service.plant import Plant
-from slicewise.service.routes import Router
+from slicewise.service.routes import Route, Router
 from slicewise.service.settings import Settings
 from slicewise.service.site import Site
 from slicewise.service.table import ROUTES
@@ -39,16 +39,21 @@ class Service:
         clock: Clock = time.time,
         timer: Callable[[], float] = time.perf_counter,
         pages: ASGIApp | None = None,
+        routes: Sequence[Route] = (),
     ) -> None:
-        """``pages`` answers what is looked up outside the API, such as a dashboard's files."""
+        """``pages`` answers what is looked up outside the API, such as a dashboard's files.
+
+        ``routes`` are served, and documented, beside the service's own.
+        """
         catalog = Catalog.builtin()
         for file in settings.geometry:
             catalog = catalog.with_file(file)
         self.settings = settings
         self.plant = Plant(store, settings, clock, timer)
         self.site = Site(self.plant, settings, catalog)
-        self.site.document = msgspec.json.encode(document(ROUTES))
-        self.app = App(self.site, Router(ROUTES), pages)
+        every = (*ROUTES, *routes)
+        self.site.document = msgspec.json.encode(document(every))
+        self.app = App(self.site, Router(every), pages)
         self.failed = asyncio.Event()
         """Set when the process cannot go on; ``plant.failure`` says why."""
         self._tasks: list[asyncio.Task[None]] = []
@@ -68,6 +73,7 @@ class Service:
         self.plant.on_batch = self.site.metrics.count_batch
         await self.plant.start()
         self._tasks.append(asyncio.create_task(self._tick()))
+        self._tasks.append(asyncio.create_task(self.site.history.run()))
         plant = self.plant
         while plant.leads and not plant.furnished and plant.failure is None:
             await asyncio.sleep(_LOOK_SECONDS)
@@ -86,6 +92,7 @@ class Service:
         self.plant.replica.wake()
 
     def _take_office(self) -> None:
+        self.site.contacts.begin()
         self._tasks.append(asyncio.create_task(self._furnish()))
 
     async def _furnish(self) -> None:
@@ -99,5 +106,6 @@ class Service:
 
     async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(_TICK_SECONDS)
+            await asyncio.sleep(min(_TICK_SECONDS, self.settings.agents_lost_seconds / 4))
             self.plant.give_up_on_old()
+            self.site.contacts.watch()

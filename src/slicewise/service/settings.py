@@ -247,6 +247,23 @@ class Settings:
         float,
         Key("lease.seconds", _number(0.5, 3600), "How long a leader leads without being heard of."),
     ] = 10.0
+    agents_lost_seconds: Annotated[
+        float,
+        Key(
+            "agents.lost_seconds",
+            _number(1, 86400),
+            "How long an agent may not be heard of before its node takes no new instances.",
+        ),
+    ] = 90.0
+    agents_after_reboot: Annotated[
+        str,
+        Key(
+            "agents.after_reboot",
+            _one_of("recreate", "fail"),
+            "What becomes of the allocations on a node that was restarted: their instances are "
+            "made anew, or they fail.",
+        ),
+    ] = "recreate"
     metrics_public: Annotated[
         bool | None,
         Key(

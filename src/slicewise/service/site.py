@@ -14,6 +14,8 @@ from slicewise.engine.explain import Explainer
 from slicewise.policies.base import Policy
 from slicewise.policies.registry import policy
 from slicewise.service.capacity import Capacity
+from slicewise.service.contacts import Contacts
+from slicewise.service.history import History
 from slicewise.service.http import Reply, Request, reply
 from slicewise.service.metrics import Metrics
 from slicewise.service.plant import Plant
@@ -36,8 +38,11 @@ class Site:
         self.patching = asyncio.Lock()
         """Held by whoever changes what it has just read."""
 
+        self.contacts = Contacts(plant, settings.agents_lost_seconds)
+        plant.replica.on_news = self.contacts.look
         self.streams = Streams(settings.streams, settings.streams_per_tenant)
-        self.metrics = Metrics(plant, self.streams, lambda: self.capacity)
+        self.metrics = Metrics(plant, self.streams, self.contacts, lambda: self.capacity)
+        self.history = History(plant, lambda: self.capacity)
         self.document = b"{}"
         """The OpenAPI document of its routes."""
         self._policies: dict[str, Policy] = {}

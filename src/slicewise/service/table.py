@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+from slicewise.control.agent_wire import (
+    AdoptBody,
+    DesiredView,
+    ForeignView,
+    HelloBody,
+    ReportBody,
+    ReportView,
+    SessionView,
+)
+from slicewise.control.lately import LatelyView
 from slicewise.control.reports import (
     AllocationPage,
     ClusterView,
@@ -37,21 +47,25 @@ from slicewise.control.wire import (
     TokenView,
 )
 from slicewise.service import (
+    agents,
     allocations,
     defrag,
     dry_run,
     events,
     health,
+    lately,
     listing,
     nodes,
     openapi,
     overview,
     tenants,
 )
-from slicewise.service.auth import ADMIN, EVERYONE, LOOKERS, STAFF, USERS, WATCHERS
+from slicewise.service.agents import DesiredQuery
+from slicewise.service.auth import ADMIN, AGENT, EVERYONE, LOOKERS, STAFF, USERS, WATCHERS
 from slicewise.service.defrag import PlanQuery
 from slicewise.service.dry_run import DryRunQuery
 from slicewise.service.events import AuditQuery, EventQuery
+from slicewise.service.lately import LatelyQuery
 from slicewise.service.listing import ListQuery
 from slicewise.service.overview import ClusterQuery
 from slicewise.service.pages import PageQuery
@@ -121,6 +135,36 @@ ROUTES = (
         writes=True, tag="nodes",
     ),
     Route(
+        "POST", "/v1/nodes/{name}/accept", "acceptNode", "Accept a driver's geometry",
+        nodes.accept, STAFF, {200: NodeView}, problems=(404, 409), writes=True, tag="nodes",
+    ),
+    Route(
+        "POST", "/v1/nodes/{name}/foreign/{uuid}/adopt", "adoptForeign",
+        "Make an instance that is nobody's an allocation",
+        nodes.adopt, STAFF, {201: AllocationView}, problems=(404, 409), body=AdoptBody,
+        writes=True, tag="nodes",
+    ),
+    Route(
+        "POST", "/v1/nodes/{name}/foreign/{uuid}/evict", "evictForeign",
+        "Have an instance that is nobody's destroyed",
+        nodes.evict, STAFF, {202: ForeignView}, problems=(404,), writes=True, tag="nodes",
+    ),
+    Route(
+        "GET", "/v1/agent/desired", "agentDesired", "What should be on a node",
+        agents.desired, AGENT, {200: DesiredView}, problems=(409,), query=DesiredQuery,
+        tag="agents",
+    ),
+    Route(
+        "POST", "/v1/agent/report", "agentReport", "Report what is on a node",
+        agents.report, AGENT, {200: ReportView}, problems=(409,), body=ReportBody, writes=True,
+        tag="agents",
+    ),
+    Route(
+        "POST", "/v1/agent/hello", "agentHello", "Begin a session for a node",
+        agents.hello, AGENT, {200: SessionView}, problems=(409,), body=HelloBody, writes=True,
+        tag="agents",
+    ),
+    Route(
         "POST", "/v1/tenants", "addTenant", "Create a tenant",
         tenants.add, ADMIN, {201: TenantView}, problems=(409,), body=TenantBody, writes=True,
         tag="tenants",
@@ -162,6 +206,10 @@ ROUTES = (
     Route(
         "GET", "/v1/cluster", "getCluster", "Look at the cluster",
         overview.cluster, LOOKERS, {200: ClusterView}, query=ClusterQuery, tag="cluster",
+    ),
+    Route(
+        "GET", "/v1/lately", "getLately", "Look at what has happened lately",
+        lately.lately, LOOKERS, {200: LatelyView}, query=LatelyQuery, tag="cluster",
     ),
     Route(
         "GET", "/v1/models", "listModels", "List GPU models",

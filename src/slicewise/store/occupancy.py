@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import NamedTuple
 
+import msgspec
+
 from slicewise.control.entries import (
     Allocated,
     AnyEntry,
@@ -22,7 +24,17 @@ from slicewise.control.entries import (
     ProfileRecord,
     Served,
 )
+from slicewise.control.hardware import (
+    AgentJoined,
+    Foreign,
+    ForeignGone,
+    ForeignSeen,
+    PartTurned,
+    Phase,
+)
 from slicewise.control.image import Image
+
+_LEAVING = (Phase.RELEASING, Phase.QUARANTINED)
 
 
 class Held(NamedTuple):
@@ -40,9 +52,15 @@ class Occupancy:
         self._models: dict[str, GeometryRecord] = {}
         self._profiles: dict[tuple[str, str], ProfileRecord] = {}
         self._nodes: dict[str, tuple[str, int]] = {}
+        self._agents: dict[str, tuple[str, ...]] = {}
+        """By node with an agent: the UUIDs of its GPUs."""
         self._there: defaultdict[tuple[str, int], list[tuple[str, Part]]] = defaultdict(list)
         self.allocations: dict[str, tuple[str, list[Part]]] = {}
         """By placed allocation: its tenant and its instances."""
+        self.leaving: dict[str, dict[int, Part]] = {}
+        """By allocation that has ended: the instances that may still exist, by index."""
+        self.foreign: dict[tuple[str, str], Part] = {}
+        """By node and name: what takes slices and is no allocation's."""
 
     def begin_at(self, image: Image) -> list[str]:
         """Take over what an image says; returns what is wrong with it."""
@@ -50,12 +68,26 @@ class Occupancy:
             self._enter_model(geometry)
         for node in image.nodes:
             self._nodes[node.name] = node.model, node.gpus
-        return [
+            if node.agent is not None:
+                self._agents[node.name] = node.agent.joined.gpus
+        problems = [
             problem
             for allocation in image.allocations
             if allocation.parts
             for problem in self._settle(allocation.id, allocation.tenant, allocation.parts)
         ]
+        for record in image.leaving:
+            parts = dict(enumerate(record.parts))
+            left = self.leaving[record.id] = {
+                index: part for index, part in parts.items() if part.phase in _LEAVING
+            }
+            for part in left.values():
+                problems += self._put(record.id, part)
+        for node in image.nodes:
+            if node.agent is not None:
+                for name, found in node.agent.foreign.items():
+                    problems += self._block(node.name, name, found)
+        return problems
 
     def take(self, entry: AnyEntry) -> list[str]:
         """Take in an entry; returns what is wrong with it."""
@@ -78,6 +110,14 @@ class Occupancy:
                 return self._end(record.id, record.parts)
             case Moved(identity, _, index, part):
                 return self._move(identity, index, part)
+            case AgentJoined():
+                return self._join(entry)
+            case PartTurned():
+                return self._turn(entry)
+            case ForeignSeen(node, name, found):
+                return self._block(node, name, found)
+            case ForeignGone(node, name):
+                self._unblock(node, name)
         return []
 
     def usage(self) -> dict[str, Held]:
@@ -91,11 +131,18 @@ class Occupancy:
         }
 
     def instances_by_node(self) -> dict[str, int]:
-        """How many instances are on each node."""
+        """How many instances of allocations are on each node."""
         counts = dict.fromkeys(self._nodes, 0)
         for (node, _), there in self._there.items():
             counts[node] = counts.get(node, 0) + len(there)
+        for node, _ in self.foreign:
+            counts[node] -= 1
         return counts
+
+    @property
+    def instances(self) -> int:
+        """How many instances there are, whosever they are."""
+        return sum(map(len, self._there.values()))
 
     def _enter_model(self, geometry: GeometryRecord) -> None:
         self._models[geometry.model] = geometry
@@ -105,6 +152,10 @@ class Occupancy:
     def _remove_node(self, node: str) -> list[str]:
         if self._nodes.pop(node, None) is None:
             return [f"node {node!r} leaves and is not there"]
+        for other, name in list(self.foreign):
+            if other == node:
+                self._unblock(node, name)
+        self._agents.pop(node, None)
         gone = [self._there.pop(key) for key in list(self._there) if key[0] == node]
         return [f"node {node!r} leaves with instances on it"] if any(gone) else []
 
@@ -114,12 +165,24 @@ class Occupancy:
         if identity in self.allocations:
             return [f"allocation {identity} is placed a second time"]
         self.allocations[identity] = tenant, list(parts)
-        return [problem for part in parts for problem in self._put(identity, part)]
+        problems = [problem for part in parts for problem in self._put(identity, part)]
+        for part in parts:
+            if (part.node in self._agents) != (part.phase is not None) or part.phase in _LEAVING:
+                problems.append(
+                    f"{part.profile} of allocation {identity} on node {part.node!r} is "
+                    f"{part.phase or 'just there'}"
+                )
+        return problems
 
     def _end(self, identity: str, parts: tuple[Part, ...]) -> list[str]:
         _, held = self.allocations.pop(identity, ("", []))
-        for part in held:
-            self._there[part.node, part.gpu].remove((identity, part))
+        for index, part in enumerate(held):
+            if part.phase is None:
+                self._take_out(identity, part)
+            else:
+                left = msgspec.structs.replace(part, phase=Phase.RELEASING, detail="", attempts=0)
+                self._replace(identity, part, left)
+                self.leaving.setdefault(identity, {})[index] = left
         if held != list(parts):
             return [f"allocation {identity} ends with other instances than it had"]
         return []
@@ -130,8 +193,96 @@ class Occupancy:
             return [f"instance {index} of allocation {identity} moves and is not there"]
         problems = self._put(identity, part)  # it is made anew before the old one goes
         old, parts[index] = parts[index], part
-        self._there[old.node, old.gpu].remove((identity, old))
+        self._take_out(identity, old)
         return problems
+
+    # Nodes with agents
+
+    def _join(self, entry: AgentJoined) -> list[str]:
+        if entry.node not in self._nodes:
+            return [f"node {entry.node!r} has an agent and is not there"]
+        self._agents[entry.node] = entry.gpus
+        for identity, (_, parts) in self.allocations.items():
+            for index, part in enumerate(parts):
+                if part.node == entry.node and (part.phase is None or entry.rebooted):
+                    uuid = part.gpu_uuid or entry.gpus[part.gpu]
+                    parts[index] = self._fresh(identity, part, Phase.PLACED, uuid)
+        for identity, left in self.leaving.items():
+            for index, part in left.items():
+                if part.node == entry.node and entry.rebooted:
+                    left[index] = self._fresh(identity, part, Phase.RELEASING, part.gpu_uuid)
+        return []
+
+    def _fresh(self, identity: str, part: Part, phase: Phase, gpu_uuid: str) -> Part:
+        made = msgspec.structs.replace(
+            part, phase=phase, uuid="", detail="", attempts=0, gpu_uuid=gpu_uuid
+        )
+        self._replace(identity, part, made)
+        return made
+
+    def _replace(self, identity: str, old: Part, new: Part) -> None:
+        self._take_out(identity, old)
+        self._there[old.node, old.gpu].append((identity, new))
+
+    def _take_out(self, identity: str, part: Part) -> None:
+        """Take an instance off its GPU; a node that was wrongly removed took it along."""
+        there = self._there[part.node, part.gpu]
+        if (identity, part) in there:
+            there.remove((identity, part))
+
+    def _turn(self, entry: PartTurned) -> list[str]:
+        identity, index = entry.allocation, entry.index
+        who = f"instance {index} of allocation {identity}"
+        parts = dict(enumerate(self.allocations.get(identity, ("", []))[1]))
+        living = index in parts
+        part = parts.get(index) or self.leaving.get(identity, {}).get(index)
+        if part is None:
+            return [f"{who} is {entry.phase} and is not there"]
+        if part.phase is None or living == (entry.phase in (*_LEAVING, Phase.GONE)):
+            return [f"{who} was {part.phase or 'just there'} and is {entry.phase}"]
+        if entry.phase is Phase.GONE:
+            self._take_out(identity, part)
+            del self.leaving[identity][index]
+            if not self.leaving[identity]:
+                del self.leaving[identity]
+            return []
+        made = msgspec.structs.replace(
+            part,
+            phase=entry.phase,
+            uuid=entry.uuid,
+            detail=entry.detail,
+            attempts=entry.attempts,
+        )
+        self._replace(identity, part, made)
+        if living:
+            self.allocations[identity][1][index] = made
+        else:
+            self.leaving[identity][index] = made
+        return []
+
+    def _block(self, node: str, name: str, found: Foreign) -> list[str]:
+        self._unblock(node, name)
+        if not found.blocks:
+            return []
+        model, _ = self._nodes.get(node, ("", 0))
+        profile = self._profiles.get((model, found.profile))
+        part = Part(
+            node=node,
+            gpu=found.gpu,
+            model=model,
+            profile=found.profile,
+            start=found.start,
+            size=found.size,
+            compute=profile.compute if profile is not None else 0,
+            memory_gb=0,
+        )
+        self.foreign[node, name] = part
+        return self._put(name, part)
+
+    def _unblock(self, node: str, name: str) -> None:
+        part = self.foreign.pop((node, name), None)
+        if part is not None:
+            self._take_out(name, part)
 
     def _put(self, identity: str, part: Part) -> list[str]:
         """Put an instance on its GPU, whatever is wrong with that, and say what is."""

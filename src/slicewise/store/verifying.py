@@ -13,7 +13,9 @@ from slicewise.control import image as images_room
 from slicewise.control.entries import (
     Allocated,
     AnyEntry,
+    Cause,
     Ended,
+    NodePhase,
     Queued,
     Row,
     Seconds,
@@ -22,6 +24,7 @@ from slicewise.control.entries import (
     decode,
     kind,
 )
+from slicewise.control.hardware import Phase
 from slicewise.control.image import Image, image_of
 from slicewise.control.image import restore as restore_image
 from slicewise.control.state import State
@@ -217,7 +220,10 @@ class _Inspection:
             self._add(f"entry {row.seq}: allocation {entry.allocation.id} is there already")
         if isinstance(entry, Ended):
             living = state.allocations.get(entry.allocation.id)
-            if living != msgspec.structs.replace(entry.allocation, ended=None, cause=None):
+            before = msgspec.structs.replace(entry.allocation, ended=None, cause=None)
+            if living is not None and entry.allocation.cause is Cause.FAILED:
+                before = msgspec.structs.replace(before, detail=living.detail)
+            if living != before:
                 self._add(
                     f"entry {row.seq}: allocation {entry.allocation.id} ends as something else "
                     "than it was"
@@ -279,8 +285,10 @@ class _Inspection:
             if node is None or node.instances != count:
                 self._add(f"{at}, node {name!r} has {count} instances, and the state differs")
         placed = self._occupancy.allocations
-        if sum(len(parts) for _, parts in placed.values()) != state.cluster.instance_count:
+        if self._occupancy.instances != state.cluster.instance_count:
             self._add(f"{at}, the cluster has {state.cluster.instance_count} instances")
+        self._compare_phases(state, at)
+        self._compare_holds(state, at)
         for identity, number in state.tickets.items():
             if identity in placed:
                 self._add(f"{at}, allocation {identity} waits though it is placed")
@@ -289,6 +297,32 @@ class _Inspection:
         for identity in state.allocations:
             if (identity in placed) == (identity in state.tickets):
                 self._add(f"{at}, allocation {identity} is neither placed nor waiting, or both")
+
+    def _compare_phases(self, state: State, at: str) -> None:
+        """Every instance has come as far as its agent said."""
+        for identity, (_, parts) in self._occupancy.allocations.items():
+            record = state.allocations.get(identity)
+            if record is not None and list(record.parts) != parts:
+                self._add(f"{at}, allocation {identity} has other instances in the state")
+        left = {
+            identity: {
+                index: part
+                for index, part in enumerate(record.parts)
+                if part.phase not in (None, Phase.GONE)
+            }
+            for identity, record in state.leaving.items()
+        }
+        if left != self._occupancy.leaving:
+            self._add(f"{at}, the state says otherwise which instances are leaving")
+
+    def _compare_holds(self, state: State, at: str) -> None:
+        """A GPU takes new instances where its node is ready and nothing speaks against it."""
+        for node in state.nodes.values():
+            ready = node.phase is NodePhase.READY and not node.holds
+            held = node.agent.gpu_holds if node.agent is not None else {}
+            for index, gpu in enumerate(node.gpus):
+                if (gpu in state.cluster.schedulable) != (ready and index not in held):
+                    self._add(f"{at}, GPU {index} of node {node.name!r} is scheduled wrongly")
 
 
 def _created(body: Any) -> list[str]:

@@ -24,6 +24,7 @@
     X(nvmlDeviceGetMinorNumber) \
     X(nvmlDeviceGetPciInfo_v3) \
     X(nvmlDeviceGetArchitecture) \
+    X(nvmlDeviceGetBrand) \
     X(nvmlDeviceGetCudaComputeCapability) \
     X(nvmlDeviceGetMemoryInfo) \
     X(nvmlDeviceGetMemoryInfo_v2) \

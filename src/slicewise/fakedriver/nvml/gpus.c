@@ -167,6 +167,9 @@ static nvmlReturn_t give_number(Function function, nvmlDevice_t device, unsigned
     case F_nvmlDeviceGetArchitecture:
         *number = machine->architecture;
         break;
+    case F_nvmlDeviceGetBrand:
+        *number = BRAND_NVIDIA;
+        break;
     default: /* nvmlDeviceGetMaxMigDeviceCount */
         *number = place.gpu->mig ? machine->mig_devices : 0;
         break;
@@ -187,6 +190,11 @@ EXPORT nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned int *
 EXPORT nvmlReturn_t nvmlDeviceGetArchitecture(nvmlDevice_t device, unsigned int *architecture)
 {
     return give_number(F_nvmlDeviceGetArchitecture, device, architecture);
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetBrand(nvmlDevice_t device, unsigned int *brand)
+{
+    return give_number(F_nvmlDeviceGetBrand, device, brand);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned int *count)
@@ -252,9 +260,8 @@ EXPORT nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, uns
     nvmlReturn_t code = begin_gpu(&call, F_nvmlDeviceGetMigDeviceHandleByIndex, device, &place);
     if (code != NVML_SUCCESS)
         return code;
-    if (!place.gpu->mig)
-        return end(&call, NVML_ERROR_NOT_SUPPORTED);
-    if (mig == NULL || index >= machine->mig_devices)
+    /* With MIG off no index is too large: there is just nothing there. */
+    if (mig == NULL || (place.gpu->mig && index >= machine->mig_devices))
         return end(&call, NVML_ERROR_INVALID_ARGUMENT);
     const ComputeInstance *sorted[MAX_SLICES];
     if (index >= mig_devices(place.gpu, sorted))
@@ -308,11 +315,13 @@ EXPORT nvmlReturn_t nvmlDeviceGetAttributes_v2(nvmlDevice_t mig, nvmlDeviceAttri
 {
     Call call;
     Place place;
-    nvmlReturn_t code = begin_mig(&call, F_nvmlDeviceGetAttributes_v2, mig, &place);
+    nvmlReturn_t code = begin_device(&call, F_nvmlDeviceGetAttributes_v2, mig, &place);
     if (code != NVML_SUCCESS)
         return code;
     if (attributes == NULL)
         return end(&call, NVML_ERROR_INVALID_ARGUMENT);
+    if (place.compute == NULL) /* other functions call a GPU an invalid argument */
+        return end(&call, NVML_ERROR_NOT_SUPPORTED);
     const GpuProfile *profile = place.profile;
     *attributes = (nvmlDeviceAttributes_t){
         .multiprocessorCount = place.compute_profile->multiprocessors,

@@ -95,7 +95,7 @@ nvmlReturn_t begin_mig(Call *call, Function function, nvmlDevice_t device, Place
 {
     nvmlReturn_t code = begin_device(call, function, device, place);
     if (code == NVML_SUCCESS && place->compute == NULL)
-        return end(call, NVML_ERROR_NOT_SUPPORTED);
+        return end(call, NVML_ERROR_INVALID_ARGUMENT);
     return code;
 }
 

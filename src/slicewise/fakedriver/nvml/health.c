@@ -5,7 +5,7 @@
 
 #define MIB (1ull << 20)
 
-/* Memory in bytes; what the driver keeps for itself is a small part of the whole. */
+/* Memory in bytes. */
 typedef struct {
     unsigned long long total, reserved, used;
 } Memory;
@@ -15,15 +15,16 @@ static Memory memory_of(const Place *place)
     Memory memory;
     if (place->compute != NULL) {
         memory.total = place->profile->memory_mib * MIB;
+        memory.reserved = memory.total / 256; /* some small part */
         memory.used = place->compute->memory_used;
     } else {
         memory.total = machine->memory_mib * MIB;
+        memory.reserved = machine->memory_reserved;
         memory.used = place->gpu->memory_used;
         for (int slot = 0; slot < MAX_SLICES; slot++)
             if (place->gpu->computes[slot].serial != 0)
                 memory.used += place->gpu->computes[slot].memory_used;
     }
-    memory.reserved = memory.total / 256;
     if (memory.used > memory.total - memory.reserved)
         memory.used = memory.total - memory.reserved;
     return memory;
@@ -56,7 +57,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v
     if (info == NULL)
         return end(&call, NVML_ERROR_INVALID_ARGUMENT);
     if (info->version != VERSIONED(nvmlMemory_v2_t, 2))
-        return end(&call, NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
+        return end(&call, NVML_ERROR_FUNCTION_NOT_FOUND);
     Memory memory = memory_of(&place);
     info->total = memory.total;
     info->reserved = memory.reserved;

@@ -97,10 +97,9 @@ EXPORT nvmlReturn_t nvmlDeviceGetGpuInstances(nvmlDevice_t device, unsigned int 
     if (code != NVML_SUCCESS)
         return code;
     const GpuProfile *profile = profile_with_id(id);
-    if (handles == NULL || count == NULL || profile == NULL)
+    if (handles == NULL || count == NULL || (profile == NULL && absence_of(id) == UNKNOWN_ID))
         return end(&call, NVML_ERROR_INVALID_ARGUMENT);
-    if (!place.gpu->mig)
-        return end(&call, NVML_ERROR_NOT_SUPPORTED);
+    /* With MIG off, and of profiles that other GPUs have, there are none. */
     unsigned int found = 0;
     for (int slot = 0; slot < MAX_SLICES; slot++) {
         const GpuInstance *instance = &place.gpu->instances[slot];
@@ -121,8 +120,6 @@ EXPORT nvmlReturn_t nvmlDeviceGetGpuInstanceById(nvmlDevice_t device, unsigned i
         return code;
     if (handle == NULL)
         return end(&call, NVML_ERROR_INVALID_ARGUMENT);
-    if (!place.gpu->mig)
-        return end(&call, NVML_ERROR_NOT_SUPPORTED);
     for (int slot = 0; slot < MAX_SLICES; slot++) {
         const GpuInstance *instance = &place.gpu->instances[slot];
         if (instance->serial != 0 && instance->id == id) {

@@ -17,6 +17,20 @@ const GpuProfile *profile_with_id(uint32_t id)
     return NULL;
 }
 
+/* The ids an H200 with driver 580 told apart. Its own are refused where a GPU lacks them. */
+Absence absence_of(uint32_t id)
+{
+    static const uint32_t refused[] = {0, 5, 6, 9, 10, 14, 15, 19, 20, 21};
+    static const uint32_t empty[] = {32, 35, 38, 47, 48, 64, 65, 66, 67};
+    for (size_t at = 0; at < sizeof refused / sizeof *refused; at++)
+        if (refused[at] == id)
+            return REFUSED_ID;
+    for (size_t at = 0; at < sizeof empty / sizeof *empty; at++)
+        if (empty[at] == id)
+            return EMPTY_ID;
+    return UNKNOWN_ID;
+}
+
 const ComputeProfile *compute_profile_with_id(const GpuProfile *profile, uint32_t id)
 {
     for (uint32_t place = 0; place < profile->compute_profile_count; place++)

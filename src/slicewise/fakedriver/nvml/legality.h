@@ -6,6 +6,14 @@
 
 const GpuProfile *profile_with_number(uint32_t number);
 const GpuProfile *profile_with_id(uint32_t id);
+/* What drivers know of an id that no profile of this GPU has. */
+typedef enum {
+    UNKNOWN_ID, /* nothing: it is an invalid argument */
+    REFUSED_ID, /* other GPUs have it: not supported here */
+    EMPTY_ID /* other GPUs have it: here it may be placed nowhere */
+} Absence;
+Absence absence_of(uint32_t id);
+
 const ComputeProfile *compute_profile_with_id(const GpuProfile *profile, uint32_t id);
 
 /* The slices that the instances of a GPU take, as a mask. */

@@ -47,14 +47,15 @@ EXPORT nvmlReturn_t nvmlDeviceSetMigMode(nvmlDevice_t device, unsigned int mode,
     return end(&call, NVML_SUCCESS);
 }
 
-/* Fill in the structure of whichever version the caller has. */
+/* Fill in the structure of whichever version the caller has.
+ *
+ * As read from a real driver: the version comes back as 0, and the third form has no name. */
 static nvmlReturn_t describe(const GpuProfile *profile, void *info)
 {
     unsigned int version;
     memcpy(&version, info, sizeof version);
     if (version == VERSIONED(nvmlGpuInstanceProfileInfo_v2_t, 2)) {
         nvmlGpuInstanceProfileInfo_v2_t told = {
-            .version = version,
             .id = profile->id,
             .sliceCount = profile->compute,
             .instanceCount = profile->instances,
@@ -72,7 +73,6 @@ static nvmlReturn_t describe(const GpuProfile *profile, void *info)
     }
     if (version == VERSIONED(nvmlGpuInstanceProfileInfo_v3_t, 3)) {
         nvmlGpuInstanceProfileInfo_v3_t told = {
-            .version = version,
             .id = profile->id,
             .sliceCount = profile->compute,
             .instanceCount = profile->instances,
@@ -85,20 +85,34 @@ static nvmlReturn_t describe(const GpuProfile *profile, void *info)
             .memorySizeMB = profile->memory_mib,
             .capabilities = profile->capabilities,
         };
-        memcpy(told.name, profile->name, NAME_SIZE);
         memcpy(info, &told, sizeof told);
         return NVML_SUCCESS;
     }
-    return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    return NVML_ERROR_INVALID_ARGUMENT;
 }
 
-/* The profile with NVML's number, which must be one NVML knows. */
+/* The profile with NVML's number; a GPU newer than the driver may have one more than it knows. */
 static nvmlReturn_t by_number(unsigned int number, const GpuProfile **profile)
 {
-    if (number >= GPU_INSTANCE_PROFILE_COUNT)
-        return NVML_ERROR_INVALID_ARGUMENT;
     *profile = profile_with_number(number);
-    return *profile == NULL ? NVML_ERROR_NOT_SUPPORTED : NVML_SUCCESS;
+    if (*profile != NULL)
+        return NVML_SUCCESS;
+    return number < GPU_INSTANCE_PROFILE_COUNT ? NVML_ERROR_NOT_SUPPORTED
+                                               : NVML_ERROR_INVALID_ARGUMENT;
+}
+
+/* The answer about room for an id that no profile of the GPU has: an error, or none at all. */
+static nvmlReturn_t no_room(unsigned int id, unsigned int *count)
+{
+    switch (absence_of(id)) {
+    case UNKNOWN_ID:
+        return NVML_ERROR_INVALID_ARGUMENT;
+    case REFUSED_ID:
+        return NVML_ERROR_NOT_SUPPORTED;
+    default:
+        *count = 0;
+        return NVML_SUCCESS;
+    }
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfo(nvmlDevice_t device, unsigned int number,
@@ -152,7 +166,10 @@ EXPORT nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfoByIdV(nvmlDevice_t device
     const GpuProfile *profile = profile_with_id(id);
     if (info == NULL)
         return end(&call, NVML_ERROR_INVALID_ARGUMENT);
-    return end(&call, profile == NULL ? NVML_ERROR_NOT_SUPPORTED : describe(profile, info));
+    if (profile != NULL)
+        return end(&call, describe(profile, info));
+    bool unknown = absence_of(id) == UNKNOWN_ID;
+    return end(&call, unknown ? NVML_ERROR_INVALID_ARGUMENT : NVML_ERROR_NOT_FOUND);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetGpuInstancePossiblePlacements_v2(nvmlDevice_t device,
@@ -170,7 +187,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetGpuInstancePossiblePlacements_v2(nvmlDevice_t d
         return end(&call, NVML_ERROR_INVALID_ARGUMENT);
     const GpuProfile *profile = profile_with_id(id);
     if (profile == NULL)
-        return end(&call, NVML_ERROR_NOT_SUPPORTED);
+        return end(&call, no_room(id, count));
     /* Also with MIG off; and what the caller has put into the count is not looked at. */
     for (uint32_t number = 0; placements != NULL && number < profile->start_count; number++)
         placements[number] = (nvmlPlacement_t){profile->starts[number], profile->size};
@@ -190,8 +207,9 @@ EXPORT nvmlReturn_t nvmlDeviceGetGpuInstanceRemainingCapacity(nvmlDevice_t devic
     if (count == NULL)
         return end(&call, NVML_ERROR_INVALID_ARGUMENT);
     const GpuProfile *profile = profile_with_id(id);
-    if (profile == NULL || !place.gpu->mig)
-        return end(&call, NVML_ERROR_NOT_SUPPORTED);
+    if (profile == NULL)
+        return end(&call, no_room(id, count));
+    /* With MIG off, too: what there would be room for. */
     *count = room_for(place.gpu, profile);
     return end(&call, NVML_SUCCESS);
 }

@@ -151,6 +151,7 @@ typedef struct {
     char name[NAME_SIZE];
     uint64_t seed;
     uint64_t memory_mib;
+    uint64_t memory_reserved; /* bytes that the driver keeps for itself */
     uint32_t cuda_version;
     uint32_t architecture;
     uint32_t capability_major;

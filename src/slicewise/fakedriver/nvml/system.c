@@ -75,15 +75,15 @@ EXPORT const char *nvmlErrorString(nvmlReturn_t code)
         "In use by another client",
         "Insufficient Memory",
         "No data",
-        "The requested vgpu operation is not available on target device, because ECC is enabled",
+        "vGPU ECC not supported",
         "Insufficient Resources",
-        "Frequency not supported",
+        "Invalid Frequency",
         "Argument version mismatch",
-        "Functionality has been deprecated",
-        "System is not ready for the request",
-        "No GPUs were found",
-        "Resource not in correct state",
-        "Reset type not supported",
+        "Requested functionality has been deprecated",
+        "System is not in ready state",
+        "No supported GPUs were found",
+        "Resource not in correct state to perform requested operation",
+        "Reset type is not supported for given device",
     };
     if ((unsigned int)code < sizeof words / sizeof *words)
         return words[code];

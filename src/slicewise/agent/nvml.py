@@ -1,0 +1,483 @@
+"""The driver through NVML, by NVIDIA's own binding; no other module knows of it.
+
+A reading is whole or an error. Wherever two of the driver's answers do not fit together (an
+instance by its device but not by its profile, say) the reading is refused, since somebody might
+take what is missing from it for gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import math
+from typing import Any
+
+from slicewise.agent.driver import (
+    FUNCTION_NOT_FOUND,
+    GPU_IS_LOST,
+    GPU_NOT_FOUND,
+    INVALID_STATE,
+    NOT_FOUND,
+    NOT_SUPPORTED,
+    TIMEOUT,
+    UNKNOWN,
+    At,
+    ComputeReading,
+    DriverError,
+    GpuReading,
+    InstanceReading,
+    ProfileReading,
+    Usage,
+)
+from slicewise.core.errors import SlicewiseError
+
+_INVALID_ARGUMENT = 2
+_VERSION_MISMATCH = 25
+_NOT_OFFERED = {_INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND}
+"""How drivers say that a kind of instance does not exist on a GPU."""
+_ABSENT = {FUNCTION_NOT_FOUND, _VERSION_MISMATCH}
+"""How older drivers say that they lack the newer form of a function."""
+_MOST_PLACES = 64
+_XID = 0x8
+_EVENTS_AT_ONCE = 1000
+
+_SUFFIX = {7: "+me", 8: "+me", 10: "+gfx", 11: "+gfx", 12: "+gfx", 17: "+gfx",
+           13: "-me", 14: "-me", 15: "+me.all", 16: "+me.all"}  # fmt: skip
+"""What a profile's name ends in, by its number; for drivers that do not tell names."""
+
+
+class Nvml:
+    """NVML, initialised; ``close`` lets it go."""
+
+    def __init__(self) -> None:
+        """Load the library; without one, one sentence says so."""
+        try:
+            self._lib: Any = importlib.import_module("pynvml")
+        except ImportError:
+            raise SlicewiseError(
+                "the agent needs NVIDIA's package nvidia-ml-py: pip install 'slicewise[agent]'"
+            ) from None
+        self._older: Any = getattr(self._lib, "NVMLLibraryMismatchError", ())
+        """How newer versions of the binding say that the driver is older."""
+        self._offers: dict[str, tuple[ProfileReading, ...]] = {}
+        self._compute_profiles: dict[tuple[str, int], tuple[Any, ...]] = {}
+        self._events: Any = None
+        self._registered: set[str] = set()
+        self._open = False
+        self.reopen()
+
+    def reopen(self) -> None:
+        """Begin anew with the driver."""
+        self.close()
+        self._call("nvmlInit")
+        self._open = True
+
+    def close(self) -> None:
+        """Let go of the driver."""
+        self._offers.clear()
+        self._compute_profiles.clear()
+        if self._events is not None:
+            with contextlib.suppress(DriverError):
+                self._call("nvmlEventSetFree", self._events)
+        self._events = None
+        self._registered.clear()
+        if self._open:
+            self._open = False
+            with contextlib.suppress(DriverError):
+                self._call("nvmlShutdown")
+
+    def version(self) -> str:
+        """The driver's version."""
+        return str(self._call("nvmlSystemGetDriverVersion"))
+
+    def gpus(self) -> list[str | DriverError]:
+        """The UUIDs by index; an error for one that does not answer."""
+        found: list[str | DriverError] = []
+        for index in range(int(self._call("nvmlDeviceGetCount"))):
+            try:
+                handle = self._call("nvmlDeviceGetHandleByIndex", index)
+                found.append(str(self._call("nvmlDeviceGetUUID", handle)))
+            except DriverError as error:
+                found.append(error)
+        return found
+
+    def read(self, gpu: str) -> GpuReading:
+        """One GPU with its profiles and instances."""
+        handle = self._handle(gpu)
+        mig, pending = self._mig(gpu, handle)
+        memory = self._call("nvmlDeviceGetMemoryInfo", handle).total >> 20
+        profiles: tuple[ProfileReading, ...] = ()
+        instances: tuple[InstanceReading, ...] = ()
+        if mig is not None:
+            profiles = self._profiles(gpu, handle, memory)
+        if mig:
+            instances = self._instances(gpu, handle, profiles)
+            profiles = tuple(self._with_room(handle, profile) for profile in profiles)
+        return GpuReading(
+            uuid=gpu,
+            index=int(self._call("nvmlDeviceGetIndex", handle)),
+            name=str(self._call("nvmlDeviceGetName", handle)),
+            memory_mib=memory,
+            minor=self._perhaps("nvmlDeviceGetMinorNumber", handle),
+            pci_device=self._pci_device(handle),
+            mig=mig,
+            pending=pending,
+            profiles=profiles,
+            instances=instances,
+        )
+
+    def usage(self, gpu: str) -> Usage:
+        """Temperature, errors and memory in use; what a GPU does not tell is left out."""
+        handle = self._handle(gpu)
+        temperature = self._perhaps("nvmlDeviceGetTemperature", handle, 0)
+        if temperature is None:
+            temperature = self._perhaps("nvmlDeviceGetTemperatureV", handle, 0)
+        memory = self._memory(handle)
+        used = []
+        for device in self._devices(handle):
+            info = self._memory(device)
+            if info is not None:
+                used.append((str(self._call("nvmlDeviceGetUUID", device)), info))
+        return Usage(
+            temperature=temperature,
+            uncorrected=self._perhaps("nvmlDeviceGetTotalEccErrors", handle, 1, 0),
+            memory_used=memory or 0,
+            instances=tuple(used),
+        )
+
+    def events(self) -> list[tuple[str, int]]:
+        """The XID errors since last asked; a driver without events has none."""
+        try:
+            self._listen()
+        except DriverError:
+            return []
+        found: list[tuple[str, int]] = []
+        for _ in range(_EVENTS_AT_ONCE):
+            try:
+                event = self._call("nvmlEventSetWait", self._events, 0)
+            except DriverError as error:
+                if error.code != TIMEOUT:
+                    self._registered.clear()  # Listen anew: a GPU may have left the set.
+                break
+            if event.eventType & _XID:
+                uuid = self._perhaps("nvmlDeviceGetUUID", event.device)
+                found.append(("" if uuid is None else str(uuid), int(event.eventData)))
+        return found
+
+    def processes(self, gpu: str) -> list[int]:
+        """The processes that use the GPU, computing or drawing."""
+        handle = self._handle(gpu)
+        found: set[int] = set()
+        for kind in ("Compute", "Graphics"):
+            for form in ("_v3", "_v2"):
+                try:
+                    call = f"nvmlDeviceGet{kind}RunningProcesses{form}"
+                    found |= {int(process.pid) for process in self._call(call, handle)}
+                    break
+                except DriverError as error:
+                    # What draws need not be known: the driver itself refuses to switch under it.
+                    if kind == "Compute" and (error.code not in _ABSENT or form == "_v2"):
+                        raise
+        return sorted(found)
+
+    def create_gpu_instance(self, gpu: str, profile_id: int, start: int, size: int) -> None:
+        """A GPU instance at exactly that place."""
+        place = self._lib.c_nvmlGpuInstancePlacement_t(start, size)
+        handle = self._handle(gpu)
+        # The binding hands the placement on as it gets it; C wants its address.
+        self._call(
+            "nvmlDeviceCreateGpuInstanceWithPlacement",
+            handle,
+            profile_id,
+            ctypes.byref(place),
+        )
+
+    def create_compute_instance(self, at: At) -> None:
+        """A compute instance over all of that GPU instance."""
+        instance = self._instance(at)
+        offered = self._compute_offers(at.gpu, instance, at.profile_id)
+        if not offered:
+            raise DriverError(
+                NOT_SUPPORTED, "nvmlGpuInstanceGetComputeInstanceProfileInfo",
+                f"GPU instance {at.id} of {at.gpu} offers no compute instance",
+            )  # fmt: skip
+        whole = max(offered, key=lambda info: (info.sliceCount, info.multiprocessorCount))
+        self._call("nvmlGpuInstanceCreateComputeInstance", instance, whole.id)
+
+    def destroy_compute_instance(self, at: At, compute: int) -> None:
+        """Destroy that compute instance of exactly that GPU instance."""
+        instance = self._instance(at)
+        handle = self._call("nvmlGpuInstanceGetComputeInstanceById", instance, compute)
+        self._call("nvmlComputeInstanceDestroy", handle)
+
+    def destroy_gpu_instance(self, at: At) -> None:
+        """Destroy exactly that GPU instance."""
+        self._call("nvmlGpuInstanceDestroy", self._instance(at))
+
+    def enable_mig(self, gpu: str) -> None:
+        """Switch MIG mode on; an error where it does not take effect at once."""
+        status = int(self._call("nvmlDeviceSetMigMode", self._handle(gpu), 1))
+        self._offers.pop(gpu, None)
+        if status:
+            raise DriverError(status, "nvmlDeviceSetMigMode")
+
+    # Reading
+
+    def _handle(self, gpu: str) -> Any:
+        return self._call("nvmlDeviceGetHandleByUUID", gpu)
+
+    def _instance(self, at: At) -> Any:
+        """The handle of a GPU instance, after a look whether it is still the one that is meant."""
+        handle = self._call("nvmlDeviceGetGpuInstanceById", self._handle(at.gpu), at.id)
+        info = self._call("nvmlGpuInstanceGetInfo", handle)
+        if (info.id, info.profileId, info.placement.start) != (at.id, at.profile_id, at.start):
+            raise DriverError(
+                INVALID_STATE, "nvmlGpuInstanceGetInfo",
+                f"GPU instance {at.id} of {at.gpu} is not the one that was meant: it has profile "
+                f"id {info.profileId} at slice {info.placement.start}, not {at.profile_id} at "
+                f"{at.start}",
+            )  # fmt: skip
+        return handle
+
+    def _mig(self, gpu: str, handle: Any) -> tuple[bool | None, bool | None]:
+        try:
+            current, pending = self._call("nvmlDeviceGetMigMode", handle)
+        except DriverError as error:
+            # A GPU that had MIG has not lost it: then the answer is a fault, not a fact.
+            if error.code in (NOT_SUPPORTED, FUNCTION_NOT_FOUND) and gpu not in self._offers:
+                return None, None
+            raise
+        return bool(current), bool(pending)
+
+    def _profiles(self, gpu: str, handle: Any, memory: int) -> tuple[ProfileReading, ...]:
+        """What a GPU offers, which does not change; kept once two readings agree."""
+        if gpu not in self._offers:
+            first, second = (self._read_profiles(handle, memory) for _ in range(2))
+            if first != second:
+                raise DriverError(
+                    UNKNOWN, "nvmlDeviceGetGpuInstanceProfileInfo",
+                    f"the driver gave two lists of profiles for {gpu}",
+                )  # fmt: skip
+            self._offers[gpu] = first
+        return self._offers[gpu]
+
+    def _read_profiles(self, handle: Any, memory: int) -> tuple[ProfileReading, ...]:
+        found: dict[int, ProfileReading] = {}
+        for number in range(getattr(self._lib, "NVML_GPU_INSTANCE_PROFILE_COUNT", 10)):
+            try:
+                info = self._either("nvmlDeviceGetGpuInstanceProfileInfo", handle, number)
+            except DriverError as error:
+                if error.code in _NOT_OFFERED:
+                    continue
+                raise
+            places = self._places(handle, info.id)
+            if not places or info.id in found:
+                continue
+            found[info.id] = ProfileReading(
+                id=int(info.id),
+                name=_name(info, number, memory),
+                size=places[0][1],
+                compute=int(info.sliceCount),
+                memory_mib=int(info.memorySizeMB),
+                maximum=int(info.instanceCount),
+                starts=tuple(sorted(start for start, _ in places)),
+            )
+        return tuple(found.values())
+
+    def _places(self, handle: Any, profile_id: int) -> list[tuple[int, int]]:
+        """Where a profile may be placed. Older drivers have a form without the ability to ask how
+        many there are; an array that is large enough suits both."""
+        array = (self._lib.c_nvmlGpuInstancePlacement_t * _MOST_PLACES)()
+        count = ctypes.c_uint(_MOST_PLACES)
+        name = "nvmlDeviceGetGpuInstancePossiblePlacements"
+        try:
+            self._call(name, handle, profile_id, array, ctypes.byref(count))
+        except DriverError as error:
+            if error.code not in _ABSENT:
+                raise
+            self._raw(name, handle, profile_id, array, ctypes.byref(count))
+        return [(int(array[i].start), int(array[i].size)) for i in range(count.value)]
+
+    def _with_room(self, handle: Any, profile: ProfileReading) -> ProfileReading:
+        free = self._perhaps("nvmlDeviceGetGpuInstanceRemainingCapacity", handle, profile.id)
+        return ProfileReading(**{**vars(profile), "free": free})
+
+    def _instances(
+        self, gpu: str, handle: Any, profiles: tuple[ProfileReading, ...]
+    ) -> tuple[InstanceReading, ...]:
+        """Every GPU instance with its compute instances and their UUIDs."""
+        names = {profile.id: profile.name for profile in profiles}
+        uuids = {
+            (self._id("nvmlDeviceGetGpuInstanceId", device),
+             self._id("nvmlDeviceGetComputeInstanceId", device)):
+            str(self._call("nvmlDeviceGetUUID", device))
+            for device in self._devices(handle)
+        }  # fmt: skip
+        found: list[InstanceReading] = []
+        for profile in profiles:
+            for instance in self._listed(
+                "nvmlDeviceGetGpuInstances", "c_nvmlGpuInstance_t", handle, profile.id
+            ):
+                info = self._call("nvmlGpuInstanceGetInfo", instance)
+                compute = sorted(self._compute_ids(gpu, instance, int(info.profileId)))
+                for number in compute:
+                    if (info.id, number) not in uuids:
+                        raise self._torn(
+                            gpu, f"compute instance {number} of GPU instance {info.id}"
+                        )
+                found.append(
+                    InstanceReading(
+                        id=int(info.id),
+                        profile_id=int(info.profileId),
+                        profile=names.get(int(info.profileId), ""),
+                        start=int(info.placement.start),
+                        size=int(info.placement.size),
+                        compute=tuple(ComputeReading(n, uuids[info.id, n]) for n in compute),
+                    )
+                )
+        seen = {(instance.id, c.id) for instance in found for c in instance.compute}
+        for pair in uuids:
+            if pair not in seen:
+                raise self._torn(gpu, f"the device of instance {pair[0]}")
+        return tuple(sorted(found, key=lambda instance: (instance.start, instance.id)))
+
+    @staticmethod
+    def _torn(gpu: str, what: str) -> DriverError:
+        return DriverError(
+            UNKNOWN, "nvmlDeviceGetGpuInstances",
+            f"the driver's lists of instances of {gpu} do not fit together: {what} is in one only",
+        )  # fmt: skip
+
+    def _devices(self, handle: Any) -> list[Any]:
+        """The MIG devices of a GPU."""
+        found: list[Any] = []
+        try:
+            most = int(self._call("nvmlDeviceGetMaxMigDeviceCount", handle))
+        except DriverError as error:
+            if error.code in (NOT_SUPPORTED, FUNCTION_NOT_FOUND):
+                return []
+            raise
+        for index in range(most):
+            try:
+                found.append(self._call("nvmlDeviceGetMigDeviceHandleByIndex", handle, index))
+            except DriverError as error:
+                if error.code not in _NOT_OFFERED:
+                    raise
+        return found
+
+    def _compute_ids(self, gpu: str, instance: Any, profile_id: int) -> list[int]:
+        found: list[int] = []
+        for offered in self._compute_offers(gpu, instance, profile_id):
+            for compute in self._listed(
+                "nvmlGpuInstanceGetComputeInstances", "c_nvmlComputeInstance_t", instance,
+                offered.id,
+            ):  # fmt: skip
+                found.append(int(self._call("nvmlComputeInstanceGetInfo", compute).id))
+        return found
+
+    def _compute_offers(self, gpu: str, instance: Any, profile_id: int) -> tuple[Any, ...]:
+        """The kinds of compute instances a kind of GPU instance offers, which do not change."""
+        key = (gpu, profile_id)
+        if key not in self._compute_profiles:
+            found: dict[int, Any] = {}
+            for number in range(getattr(self._lib, "NVML_COMPUTE_INSTANCE_PROFILE_COUNT", 8)):
+                name = "nvmlGpuInstanceGetComputeInstanceProfileInfo"
+                try:
+                    info = self._either(name, instance, number, 0)
+                except DriverError as error:
+                    if error.code in _NOT_OFFERED:
+                        continue
+                    raise
+                found.setdefault(int(info.id), info)
+            if not found:
+                return ()
+            self._compute_profiles[key] = tuple(found.values())
+        return self._compute_profiles[key]
+
+    def _listed(self, call: str, kind: str, owner: Any, profile_id: int) -> list[Any]:
+        """The handles of all instances of one profile."""
+        array = (getattr(self._lib, kind) * _MOST_PLACES)()
+        count = ctypes.c_uint(_MOST_PLACES)
+        self._call(call, owner, profile_id, array, ctypes.byref(count))
+        return [array[index] for index in range(count.value)]
+
+    def _memory(self, device: Any) -> int | None:
+        """Bytes in use: without what the driver keeps for itself, where it tells them apart."""
+        form = getattr(self._lib, "nvmlMemory_v2", None)
+        info = self._perhaps("nvmlDeviceGetMemoryInfo", device, form)
+        if info is None:
+            info = self._perhaps("nvmlDeviceGetMemoryInfo", device)
+        return None if info is None else int(info.used)
+
+    def _pci_device(self, handle: Any) -> str:
+        info = self._perhaps("nvmlDeviceGetPciInfo", handle)
+        return "" if info is None else f"0x{info.pciDeviceId >> 16:04X}"
+
+    def _listen(self) -> None:
+        """Have XID errors of every GPU kept for us, also of those that came later."""
+        if self._events is None:
+            self._events = self._call("nvmlEventSetCreate")
+        for gpu in self.gpus():
+            if isinstance(gpu, str) and gpu not in self._registered:
+                try:
+                    self._call("nvmlDeviceRegisterEvents", self._handle(gpu), _XID, self._events)
+                except DriverError as error:
+                    if error.code != NOT_SUPPORTED:
+                        continue  # Next time, perhaps.
+                self._registered.add(gpu)
+
+    # Calling
+
+    def _call(self, call: str, *arguments: Any, **named: Any) -> Any:
+        function = getattr(self._lib, call, None)
+        if function is None:
+            raise DriverError(FUNCTION_NOT_FOUND, call)
+        try:
+            return function(*arguments, **named)
+        except self._lib.NVMLError as error:
+            raise DriverError(int(error.value), call) from None
+        except self._older:
+            raise DriverError(FUNCTION_NOT_FOUND, call) from None
+
+    def _either(self, call: str, *arguments: Any) -> Any:
+        """A function in its newer form, which tells names, or in its first."""
+        try:
+            return self._call(call, *arguments)
+        except DriverError as error:
+            # A structure it does not know is an invalid argument to driver 580.
+            if error.code not in {*_ABSENT, _INVALID_ARGUMENT}:
+                raise
+        return self._call(call, *arguments, version=1)
+
+    def _raw(self, symbol: str, *arguments: Any) -> None:
+        """A function of the library that the binding no longer has."""
+        try:
+            code = int(self._lib._nvmlGetFunctionPointer(symbol)(*arguments))
+        except self._lib.NVMLError as error:
+            code = int(error.value)
+        if code:
+            raise DriverError(code, symbol)
+
+    def _perhaps(self, call: str, *arguments: Any) -> Any:
+        """What a function says, or None where it has nothing to say; a lost GPU is an error."""
+        try:
+            return self._call(call, *arguments)
+        except DriverError as error:
+            if error.code in (GPU_IS_LOST, GPU_NOT_FOUND):
+                raise
+            return None
+
+    def _id(self, call: str, device: Any) -> int:
+        return int(self._call(call, device))
+
+
+def _name(info: Any, number: int, memory: int) -> str:
+    """A profile's name as the driver gives it, or as the driver would make it."""
+    told = getattr(info, "name", b"")
+    name = (told.decode("ascii", "replace") if isinstance(told, bytes) else str(told)).strip()
+    if name:
+        return name.removeprefix("MIG ")
+    eighths = math.ceil(info.memorySizeMB / memory * 8) if memory else 0
+    gigabytes = math.floor(eighths / 8 * math.ceil(memory / 1024) + 0.5)
+    return f"{info.sliceCount}g.{gigabytes}gb{_SUFFIX.get(number, '')}"

@@ -1,0 +1,85 @@
+/** Allocations: the living, and those that ended. */
+
+import { labelText, pill, Table } from "../look/table.js";
+import { pages, part, send } from "../shell/api.js";
+import { button, choice, fill, h } from "../shell/dom.js";
+import { ago, brief, clock, slices } from "../shell/format.js";
+import { attempt, confirm, loading, standIn } from "../shell/notice.js";
+import { keepFresh } from "./refreshing.js";
+import { wanted } from "./activity.js";
+
+const STATES = [["", "living"], ["placed", "placed"], ["creating", "creating"], ["active", "active"],
+  ["queued", "queued"], ["releasing", "releasing"], ["released", "released"], ["failed", "failed"],
+  ["cancelled", "cancelled"]];
+const ENDED = ["released", "failed", "cancelled"];
+/** Beyond so many the table says that it is not all. */
+const MOST_PAGES = 5;
+
+/** What was asked for. @param {any} one */
+export const asked = (one) => wanted({ profile: one.wanted.profile ?? (one.wanted.need ? null : one.profile),
+  compute: one.wanted.need?.compute, memory_gb: one.wanted.need?.memory_gb }, one.count);
+
+/** Where it is. @param {any} one */
+export const places = (one) => one.instances.map((piece) => h("div", {}, `${piece.node} GPU ${piece.gpu}, ${slices(piece.start, piece.size)}`,
+  piece.env && h("div", { class: "id soft" }, piece.env)));
+
+/** @param {HTMLElement} element @param {import("../main.js").Context} context */
+export function show(element, context) {
+  const { may, signal } = context;
+  const query = new URLSearchParams(location.search);
+  let state = query.get("state") ?? "";
+  const table = new Table({
+    caption: "Allocations",
+    search: query.get("search") ?? "",
+    key: (one) => one.id,
+    words: (one) => [one.id, one.state, one.tenant, one.profile, one.node, one.model, labelText(one.labels), one.cause,
+      ...one.instances.map((piece) => piece.node)].join(" "),
+    empty: standIn("empty", "No allocations here", "What is asked for and placed appears in this table by itself."),
+    columns: [
+      { name: "Allocation", cell: (one) => h("span", { class: "id", title: one.id }, brief(one.id)), sort: (one) => one.id },
+      { name: "State", cell: (one) => [pill(one.state), one.detail && h("div", { class: "soft small" }, one.detail)], sort: (one) => one.state },
+      { name: "Tenant", cell: (one) => one.tenant, sort: (one) => one.tenant },
+      { name: "Profile", tight: true, cell: asked, sort: (one) => one.profile ?? "" },
+      { name: "Place", cell: (one) => (one.instances.length ? places(one) : one.waiting?.detail ?? "–"), sort: (one) => one.node ?? "" },
+      { name: "Since", tight: true, cell: (one) => [ago(one.placed_at ?? one.requested_at), one.ended_at ? h("div", { class: "soft small" }, `ended ${ago(one.ended_at)}, ${one.cause}`)
+        : one.ends_at && h("div", { class: "soft small" }, `until ${clock(one.ends_at)}`)], sort: (one) => one.placed_at ?? one.requested_at },
+      { name: "Labels", free: true, cell: (one) => labelText(one.labels) || "–", sort: (one) => labelText(one.labels) },
+      { name: may("use") ? "actions" : "", cell: (one) => !one.ended_at && button("Release", () => release(one), {
+        class: "small danger", "aria-label": `Release ${one.id}` }) },
+    ],
+  });
+  const more = h("p", { class: "soft small" });
+  const list = h("div", {});
+  fill(element, h("div", { class: "bar" }, h("h1", {}, "Allocations")),
+    h("div", { class: "tools" }, table.search, choice("State", STATES, state, (value) => { state = value; load(); })),
+    list, more);
+
+  async function load() {
+    await loading(list, "allocations", async () => {
+      const found = [];
+      let all = true;
+      for await (const page of pages("/v1/allocations", { limit: 1000, state }, MOST_PAGES, signal)) {
+        found.push(...page.allocations);
+        all = page.next === null;
+      }
+      return { found: ENDED.includes(state) ? found : found.reverse(), all };
+    }, ({ found, all }) => {
+      if (!list.contains(table.element)) fill(list, table.element);
+      table.rows = found;
+      fill(more, all ? "" : `Only ${found.length} are loaded; the command slicewise ls lists all.`);
+    });
+  }
+
+  /** @param {any} one */
+  async function release(one) {
+    const sure = await confirm({ title: "Release this allocation?", act: "Release", danger: true,
+      text: `${asked(one)} of ${one.tenant} (${one.id}) ends, and its slices are free.` });
+    if (!sure) return;
+    await attempt(() => send("DELETE", `/v1/allocations/${part(one.id)}`), `Released ${one.id}`);
+    load();
+  }
+
+  keepFresh(context, load, { kinds: /^(allocated|served|queued|ended|moved|part)/ });
+  load();
+}
+

@@ -1,0 +1,82 @@
+/** Audit log: the journal, the newest entries first. */
+
+import { Table } from "../look/table.js";
+import { get } from "../shell/api.js";
+import { button, choice, field, fill, h } from "../shell/dom.js";
+import { brief, clock } from "../shell/format.js";
+import { loading, standIn } from "../shell/notice.js";
+import { sentence } from "./activity.js";
+import { keepFresh } from "./refreshing.js";
+
+const KINDS = [["", "all"], "allocated", "rejected", "queued", "served", "ended", "moved", "node-added",
+  "node-turned", "node-removed", "tenant-set", "tenant-removed", "token-issued", "token-revoked", "agent-joined", "part-turned",
+  "node-held", "gpu-held", "foreign-seen", "foreign-evicted", "foreign-gone"];
+const PAGE = 200;
+
+/** @param {HTMLElement} element @param {import("../main.js").Context} context */
+export function show(element, context) {
+  const { signal } = context;
+  const wanted = { kind: "", tenant: "", subject: "" };
+  /** @type {any[]} */
+  let entries = [];
+  let next = /** @type {string | null} */ (null);
+  const table = new Table({
+    caption: "Entries of the journal",
+    key: (one) => String(one.seq),
+    words: (one) => [one.seq, one.kind, one.actor, one.tenant, one.subject, sentence(one)].join(" "),
+    empty: standIn("empty", "No entries", "Nothing of this kind has happened."),
+    columns: [
+      { name: "Entry", cell: (one) => one.seq, number: true },
+      { name: "When", tight: true, cell: (one) => clock(one.at) },
+      { name: "Kind", tight: true, cell: (one) => one.kind },
+      { name: "Tenant", cell: (one) => one.tenant ?? "–" },
+      { name: "What", free: true, cell: sentence },
+      { name: "By", cell: (one) => h("span", { class: "id", title: one.actor }, brief(one.actor)) },
+    ],
+  });
+  const list = h("div", {});
+  const more = button("Older entries", () => page(), { hidden: true });
+  const typed = (name) => (event) => { wanted[name] = event.target.value.trim(); anew(); };
+  fill(element, h("div", { class: "bar" }, h("h1", {}, "Audit log")),
+    h("div", { class: "tools" }, table.search,
+      choice("Kind", KINDS, "", (value) => { wanted.kind = value; anew(); }),
+      field("Tenant", { type: "search", on: { change: typed("tenant") } }),
+      field("Id or name", { type: "search", on: { change: typed("subject") } })),
+    list, h("div", { class: "row" }, more));
+
+  const ask = (cursor) => get("/v1/audit", { ...wanted, limit: PAGE, cursor }, signal);
+
+  async function anew() {
+    entries = [];
+    await load();
+  }
+
+  async function load() {
+    await loading(list, "the journal", () => ask(null), (view) => {
+      if (!list.contains(table.element)) fill(list, table.element);
+      const known = entries[0]?.seq ?? -1;
+      const first = view.events.at(-1)?.seq ?? 0;
+      if (first > known) {
+        // The page does not reach back to what was here: begin again with it.
+        entries = view.events;
+        next = view.next;
+      } else entries = [...view.events.filter((one) => one.seq > known), ...entries];
+      render();
+    });
+  }
+
+  async function page() {
+    const view = await ask(next);
+    entries = [...entries, ...view.events];
+    next = view.next;
+    render();
+  }
+
+  function render() {
+    table.rows = entries;
+    more.hidden = next === null;
+  }
+
+  keepFresh(context, load, { every: 2000 });
+  load();
+}

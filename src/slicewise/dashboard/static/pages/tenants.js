@@ -1,0 +1,89 @@
+/** Tenants and quotas: what each holds and may hold. */
+
+import { meter, Table } from "../look/table.js";
+import { pages, part, send } from "../shell/api.js";
+import { button, field, fill, h } from "../shell/dom.js";
+import { attempt, confirm, loading, standIn } from "../shell/notice.js";
+import { keepFresh } from "./refreshing.js";
+
+const LIMITS = [
+  ["memory_slices", "Slices at a time"],
+  ["compute_slices", "Compute slices at a time"],
+  ["instances", "Instances at a time"],
+  ["requests_per_second", "Requests a second"],
+  ["max_priority", "Highest priority"],
+];
+
+/** @param {HTMLElement} element @param {import("../main.js").Context} context */
+export function show(element, context) {
+  const { may, go, signal } = context;
+  const admin = may("admin");
+  const table = new Table({
+    caption: "Tenants",
+    key: (one) => one.name,
+    words: (one) => one.name,
+    empty: standIn("empty", "No tenants", "An admin creates them."),
+    columns: [
+      { name: "Tenant", cell: (one) => button(one.name, () => go("allocations", `?search=${part(one.name)}`), { class: "quiet", title: "Show its allocations" }), sort: (one) => one.name },
+      { name: "Slices", tight: true, cell: (one) => meter(one.usage.memory_slices, one.quota.memory_slices), sort: (one) => one.usage.memory_slices },
+      { name: "Compute", tight: true, cell: (one) => meter(one.usage.compute_slices, one.quota.compute_slices), sort: (one) => one.usage.compute_slices },
+      { name: "Instances", tight: true, cell: (one) => meter(one.usage.instances, one.quota.instances), sort: (one) => one.usage.instances },
+      { name: "Waiting", cell: (one) => one.usage.waiting, sort: (one) => one.usage.waiting, number: true },
+      { name: "Requests a second", cell: (one) => one.quota.requests_per_second ?? "as for all", number: true },
+      { name: "Highest priority", cell: (one) => one.quota.max_priority ?? "any", number: true },
+      { name: admin ? "actions" : "", cell: (one) => h("div", { class: "row" },
+        button("Quota", () => change(one), { class: "small", "aria-label": `Change the quota of ${one.name}` }),
+        one.usage.instances + one.usage.waiting === 0 && button("Remove", () => remove(one), { class: "small danger", "aria-label": `Remove ${one.name}` })) },
+    ],
+  });
+  const list = h("div", {});
+  fill(element, h("div", { class: "bar" }, h("h1", {}, "Tenants and quotas")),
+    h("div", { class: "tools" }, table.search, admin && button("Create a tenant", create)), list);
+
+  async function load() {
+    await loading(list, "tenants", async () => {
+      const found = [];
+      for await (const page of pages("/v1/tenants", { limit: 1000 }, 10, signal)) found.push(...page.tenants);
+      return found;
+    }, (found) => {
+      if (!list.contains(table.element)) fill(list, table.element);
+      table.rows = found;
+    });
+  }
+
+  /** @param {Record<string, number | null>} quota */
+  const inputs = (quota) => LIMITS.map(([name, label]) => field(label, { name, type: "number", step: "any",
+    min: name === "max_priority" ? "-100" : "0", placeholder: "no limit", value: quota[name] ?? "" }));
+  /** @param {FormData} form */
+  const limits = (form) => Object.fromEntries(LIMITS.map(([name]) => {
+    const text = String(form.get(name) ?? "").trim();
+    return [name, text === "" ? null : Number(text)];
+  }));
+
+  async function create() {
+    const name = field("Name", { name: "name", required: true, pattern: "[A-Za-z0-9][A-Za-z0-9._\\-]{0,62}" });
+    const form = await confirm({ title: "Create a tenant", act: "Create", text: "Limits left empty are none.", body: [name, ...inputs({})] });
+    if (!form) return;
+    await attempt(() => send("POST", "/v1/tenants", { name: form.get("name"), quota: limits(form) }), `Tenant ${form.get("name")} created`);
+    load();
+  }
+
+  /** @param {any} one */
+  async function change(one) {
+    const form = await confirm({ title: `Quota of ${one.name}`, act: "Change", text: "Limits left empty are none.", body: inputs(one.quota) });
+    if (!form) return;
+    await attempt(() => send("PATCH", `/v1/tenants/${part(one.name)}`, { quota: limits(form) }), `Quota of ${one.name} changed`);
+    load();
+  }
+
+  /** @param {any} one */
+  async function remove(one) {
+    const sure = await confirm({ title: `Remove ${one.name}?`, act: "Remove", danger: true, text: "Its tokens are void from then on." });
+    if (!sure) return;
+    await attempt(() => send("DELETE", `/v1/tenants/${part(one.name)}`), `Tenant ${one.name} removed`);
+    load();
+  }
+
+  keepFresh(context, load, { kinds: /^(tenant|allocated|served|queued|ended)/, every: 1500 });
+  load();
+}

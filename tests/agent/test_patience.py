@@ -1,0 +1,187 @@
+"""How often things are tried, when they are given up, and what is said meanwhile."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from tests.agent.simulated import World
+
+from slicewise.agent.carrying import (
+    CREATE_ATTEMPTS,
+    DESTROY_ATTEMPTS,
+    LONGEST_WAIT,
+    SELDOM,
+    TAKEN_ATTEMPTS,
+)
+from slicewise.agent.record import Record
+from slicewise.agent.wanted import Evicted
+
+
+def foreign(world: World) -> list[tuple[object, object]]:
+    told = world.office.told["foreign"]
+    assert isinstance(told, list)
+    return [(one["uuid"], one["why"]) for one in told]
+
+
+def test_in_use_is_waited_for_then_quarantined_then_seldom_tried(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.office.place("a", "GPU-0", "1g.6gb", 0, 1)
+    world.settle()
+    world.hardware.busy.add(("GPU-0", 0))
+    world.office.release("a")
+    waits = []
+    for attempt in range(1, DESTROY_ATTEMPTS + 3):
+        moment = world.now
+        world.turn()
+        told = world.office.phases["a", 0]
+        quarantined = attempt >= DESTROY_ATTEMPTS
+        assert told["phase"] == ("quarantined" if quarantined else "releasing")
+        assert told["attempts"] == attempt
+        assert "it is in use" in str(told["detail"])
+        (item,) = world.carrier.desired.instances
+        due = world.carrier.standing(item).due
+        waits.append(due - moment)
+        world.now = due
+    expected = [min(2.0**n, LONGEST_WAIT) for n in range(DESTROY_ATTEMPTS - 1)] + [SELDOM] * 3
+    for wait, middle in zip(waits, expected, strict=True):
+        assert 0.8 * middle <= wait <= 1.2 * middle
+    assert len(world.hardware.everything) == 1
+    assert not list((tmp_path / "cdi").iterdir()), "nobody new may begin to use it"
+    world.hardware.busy.clear()
+    world.settle()
+    world.check()
+    assert ("a", 0) in world.office.released
+
+
+def test_slices_a_stranger_has_are_waited_for_and_the_stranger_is_named(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.hardware.stranger_makes("GPU-0", "1g.6gb", 1)
+    world.office.place("a", "GPU-0", "2g.12gb", 0, 2)
+    for _ in range(TAKEN_ATTEMPTS):
+        assert ("a", 0) not in world.office.failures
+        world.turn()
+    failure = world.office.failures["a", 0]
+    assert "MIG-1 (1g.6gb at slice 1), which is not ours (foreign)" in failure
+    world.settle()
+    world.check()
+    # Had it gone away in time, all would have been well.
+    world.office.place("b", "GPU-0", "2g.12gb", 0, 2)
+    world.turn()
+    world.hardware.wipe("GPU-0")
+    world.settle()
+    world.check()
+    assert ("b", 0) in world.office.wanted
+
+
+def test_a_service_restored_from_an_older_backup_finds_strays(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.office.place("a", "GPU-0", "1g.6gb", 0, 1)
+    world.settle()
+    (uuid,) = [item.uuid for item in world.office.wanted.values()]
+    world.office.wanted.clear()
+    for _ in range(3):
+        world.turn()
+    assert foreign(world) == [(uuid, "stray")]
+    # It has no idea what is there: another's placement does not get the stray.
+    world.office.place("b", "GPU-0", "1g.6gb", 0, 1)
+    world.settle()
+    assert "which was made for a" in world.office.failures["b", 0]
+    assert foreign(world) == [(uuid, "stray")]
+    # An operator adopts it by its UUID.
+    world.office.place("c", "GPU-0", "1g.6gb", 0, 1)
+    world.office.wanted["c", 0] = replace(world.office.wanted["c", 0], uuid=uuid)
+    world.settle()
+    world.check()
+    assert world.office.wanted["c", 0].uuid == uuid
+
+
+def test_a_stray_is_evicted_by_name_and_what_is_wanted_is_not(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.office.place("a", "GPU-0", "1g.6gb", 0, 1)
+    world.office.place("b", "GPU-0", "1g.6gb", 1, 1)
+    world.settle()
+    first, second = (item.uuid for item in world.office.wanted.values())
+    del world.office.wanted["a", 0]
+    world.turn()
+    for start, uuid in ((0, "MIG-of-another"), (1, second)):
+        world.office.evict = [Evicted("GPU-0", "1g.6gb", start, uuid)]
+        world.turn()
+        assert len(world.hardware.everything) == 2
+    world.office.evict = [Evicted("GPU-0", "1g.6gb", 0, first)]
+    world.settle()
+    world.check()
+    assert [there.uuid for _, there in world.hardware.everything] == [second]
+
+
+def test_an_agent_without_its_records_knows_its_instances_by_uuid(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.office.place("a", "GPU-0", "1g.6gb", 0, 1)
+    world.office.place("b", "GPU-0", "1g.6gb", 1, 1)
+    world.settle()
+    (tmp_path / "instances.json").unlink()
+    world.start()
+    world.office.release("b")
+    world.settle()
+    world.check()
+    assert len(Record(tmp_path, "1")) == 1
+    # One the service does not know by UUID stays, as somebody else's.
+    (tmp_path / "instances.json").unlink()
+    world.start()
+    uuid = world.office.wanted["a", 0].uuid
+    world.office.wanted["a", 0] = replace(world.office.wanted["a", 0], uuid="", present=False)
+    world.settle()
+    assert foreign(world) == [(uuid, "foreign")]
+    assert ("a", 0) in world.office.released
+
+
+def test_an_instance_somebody_destroyed_is_made_again(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.office.place("a", "GPU-0", "1g.6gb", 0, 1)
+    world.settle()
+    before = world.office.wanted["a", 0].uuid
+    world.hardware.wipe("GPU-0")
+    world.settle()
+    world.check()
+    assert world.office.wanted["a", 0].uuid != before
+    # And one that somebody else put in its place is not taken for ours.
+    world.hardware.wipe("GPU-0")
+    world.hardware.stranger_makes("GPU-0", "1g.6gb", 0)
+    world.settle()
+    assert "which is not ours" in world.office.failures["a", 0]
+    world.check()
+    assert len(world.hardware.strangers) == 1
+
+
+def test_a_gpu_that_does_not_answer_changes_nothing_that_is_there(tmp_path: Path) -> None:
+    world = World(tmp_path, gpus=2)
+    world.office.place("a", "GPU-0", "1g.6gb", 0, 1)
+    world.hardware.stranger_makes("GPU-0", "1g.6gb", 1)
+    world.settle()
+    kept = foreign(world)
+    world.hardware.missing = {"GPU-0"}
+    world.office.place("b", "GPU-0", "1g.6gb", 2, 1)
+    for _ in range(CREATE_ATTEMPTS + 2):
+        world.turn()
+        assert world.office.phases["a", 0]["phase"] == "active"
+        assert foreign(world) == kept
+    assert "GPU-0 is not here" in world.office.failures["b", 0]
+    world.hardware.missing = set()
+    world.settle()
+    world.check()
+
+
+def test_a_gpu_taken_out_keeps_its_instances_from_being_called_gone(tmp_path: Path) -> None:
+    world = World(tmp_path, gpus=2)
+    world.office.place("a", "GPU-0", "1g.6gb", 0, 1)
+    world.settle()
+    world.hardware.missing = {"GPU-0"}
+    world.office.release("a")
+    for _ in range(DESTROY_ATTEMPTS + 1):
+        world.turn()
+    assert world.office.phases["a", 0]["phase"] == "quarantined"
+    # After a restart nothing of it can be left.
+    world.hardware.reboot()
+    world.start()
+    world.settle()
+    assert ("a", 0) in world.office.released

@@ -1,0 +1,276 @@
+"""What is around the agent: CDI files, other managers, its lock, sick GPUs, MIG mode."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.agent.simulated import World
+
+from slicewise.agent.cdi import Cdi, device_name
+from slicewise.agent.driver import (
+    RESET_REQUIRED,
+    ComputeReading,
+    DriverError,
+    GpuReading,
+    InstanceReading,
+    Usage,
+)
+from slicewise.agent.health import Health
+from slicewise.agent.lock import NodeLock
+from slicewise.agent.managers import managers
+from slicewise.agent.migmode import Switch
+from slicewise.agent.node import DriverChangedError, Node
+from slicewise.agent.seats import Seats
+from slicewise.core.errors import SlicewiseError
+
+INSTANCE = InstanceReading(3, 19, "1g.18gb", 4, 1, (ComputeReading(0, "MIG-1"),))
+
+
+def test_a_cdi_file_names_the_devices_of_one_instance(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    for name in (
+        "usr/lib/x86_64-linux-gnu/libcuda.so.580.1", "usr/lib/x86_64-linux-gnu/libcuda.so.570.9",
+        "usr/bin/nvidia-smi", "dev/nvidia-uvm",
+    ):  # fmt: skip
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+    caps = root / "proc/driver/nvidia-caps/mig-minors"
+    caps.parent.mkdir(parents=True)
+    caps.write_text("config 1\nmonitor 2\ngpu7/gi3/access 30\ngpu7/gi3/ci0/access 31\n"
+                    "gpu0/gi3/access 40\ngpu7/gi4/access 50\n")  # fmt: skip
+    cdi = Cdi(tmp_path / "cdi", "580.1", root)
+    gpu = GpuReading("GPU-0", 0, "H200", 1, minor=7)
+    cdi.offer(gpu, INSTANCE, "MIG-1")
+    (file,) = (tmp_path / "cdi").iterdir()
+    spec = json.loads(file.read_text())
+    assert spec["kind"] == "slicewise.dev/mig"
+    (device,) = spec["devices"]
+    assert f"{spec['kind']}={device['name']}" == device_name("MIG-1")
+    edits = device["containerEdits"]
+    assert [node["path"] for node in edits["deviceNodes"]] == [
+        "/dev/nvidiactl", "/dev/nvidia7", "/dev/nvidia-caps/nvidia-cap30",
+        "/dev/nvidia-caps/nvidia-cap31", "/dev/nvidia-uvm",
+    ]  # fmt: skip
+    assert {(m["hostPath"], m["containerPath"]) for m in edits["mounts"]} == {
+        ("/usr/lib/x86_64-linux-gnu/libcuda.so.580.1", "/usr/lib/x86_64-linux-gnu/libcuda.so.1"),
+        ("/usr/lib/x86_64-linux-gnu/libcuda.so.580.1", "/usr/lib64/libcuda.so.1"),
+        ("/usr/bin/nvidia-smi", "/usr/bin/nvidia-smi"),
+    }
+    assert file.stat().st_mode & 0o777 == 0o644
+    written = file.stat().st_mtime_ns
+    cdi.offer(gpu, INSTANCE, "MIG-1")
+    assert file.stat().st_mtime_ns == written, "what is right is not written again"
+
+
+def test_only_own_cdi_files_are_taken_away(tmp_path: Path) -> None:
+    cdi = Cdi(tmp_path, "580.1", tmp_path)
+    gpu = GpuReading("GPU-0", 0, "H200", 1)
+    (tmp_path / "nvidia.json").touch()
+    for uuid in ("MIG-1", "MIG-2", "MIG-3"):
+        cdi.offer(gpu, INSTANCE, uuid)
+    cdi.withdraw("MIG-2")
+    cdi.keep(["MIG-3"])
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"nvidia.json", "slicewise.dev-mig-MIG-3.json"}
+
+
+def test_without_a_cdi_folder_an_instance_is_there_all_the_same(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    (tmp_path / "cdi").touch()
+    world.office.place("a", "GPU-0", "1g.6gb", 0, 1)
+    world.turn()
+    told = world.office.phases["a", 0]
+    assert told["phase"] == "active"
+    assert "but not by containers" in str(told["detail"])
+    (tmp_path / "cdi").unlink()
+    world.turn()
+    assert world.office.phases["a", 0]["detail"] == ""
+    world.check()
+
+
+def test_managers_are_found_by_their_processes(tmp_path: Path) -> None:
+    for number, comm, cmdline in (
+        (1, "systemd", "/sbin/init"),
+        (20, "nvidia-mig-mana", "nvidia-mig-manager\0-x"),
+        (30, "bash", "/bin/bash\0/usr/bin/nvidia-mig-parted\0apply"),
+        (40, "gpu-kubelet-plu", "/usr/bin/gpu-kubelet-plugin"),
+    ):
+        folder = tmp_path / "proc" / str(number)
+        folder.mkdir(parents=True)
+        (folder / "comm").write_text(f"{comm}\n")
+        (folder / "cmdline").write_text(cmdline)
+    (tmp_path / "proc" / "50").mkdir()
+    (tmp_path / "proc" / "meminfo").touch()
+    found = managers(root=tmp_path)
+    assert [name.split()[0] for name in found] == [
+        "nvidia-mig-manager", "nvidia-mig-parted", "gpu-kubelet-plugin",
+    ]  # fmt: skip
+    assert "process 20" in found[0]
+    assert len(managers(["nvidia-mig-parted", "gpu-kubelet-plugin"], tmp_path)) == 1
+
+
+def test_managers_are_found_by_sockets_and_units(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)  # Names of sockets must be short.
+    root = Path()
+    path = root / "var/lib/kubelet/device-plugins/nvidia-gpu.sock"
+    path.parent.mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        assert [n.split()[0] for n in managers(root=root)] == ["nvidia-device-plugin"]
+    assert managers(root=root) == [], "a file that is left over says nothing"
+    unit = root / "etc/systemd/system/multi-user.target.wants/nvidia-mig-manager.service"
+    unit.parent.mkdir(parents=True)
+    unit.symlink_to("/nowhere")
+    assert "its unit is enabled" in managers(root=root)[0]
+
+
+def test_one_agent_a_node(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    lock = NodeLock(folder)
+    with pytest.raises(
+        SlicewiseError, match=f"already at work on this node: process {os.getpid()}"
+    ):
+        NodeLock(folder)
+    lock.release()
+    NodeLock(folder).release()
+    (tmp_path / "file").touch()
+    with pytest.raises(SlicewiseError, match="--state names another folder"):
+        NodeLock(tmp_path / "file")
+
+
+def test_sick_gpus_stay_sick_until_the_node_restarts(tmp_path: Path) -> None:
+    health = Health(tmp_path, "boot")
+    for number in (13, 31, 43, 45):
+        assert not health.xid("GPU-0", number)
+    assert health.problem("GPU-0") == ""
+    assert health.xid("GPU-0", 79)
+    assert health.xid("GPU-0", 79)
+    assert not health.uncorrected("GPU-1", 3)
+    assert not health.uncorrected("GPU-1", 3)
+    assert health.uncorrected("GPU-1", 4)
+    again = Health(tmp_path, "boot")
+    assert again.problem("GPU-0") == "XID 79: the GPU has fallen off the bus"
+    assert "could not be corrected" in again.problem("GPU-1")
+    assert Health(tmp_path, "another").problem("GPU-0") == ""
+    (tmp_path / "problems.json").write_text("[]")
+    assert Health(tmp_path, "boot").problem("GPU-0") == ""
+
+
+def node_of(world: World) -> Node:
+    world.carrier.node.look()
+    return world.carrier.node
+
+
+def test_what_is_wrong_with_a_gpu_is_said(tmp_path: Path) -> None:
+    world = World(tmp_path, gpus=3)
+    world.driver.names["GPU-1"] = "A30"
+    world.hardware.mig["GPU-2"] = None
+    node = node_of(world)
+    assert node.problem("GPU-0") == ""
+    assert node.problem("GPU-2") == "A30 does not support MIG"
+    world.driver.xids = [("GPU-0", 48), ("GPU-1", 13), ("", 79)]
+    world.hardware.missing = {"GPU-1"}
+    node.look()
+    assert node.problem("GPU-0").startswith("XID 48")
+    assert node.problem("GPU-1") == "it is no longer there"
+    assert node.gpus == ["GPU-0", "GPU-1", "GPU-2"], "nobody moves"
+    world.hardware.missing = set()
+    node.look()
+    assert node.problem("GPU-1") == ""
+    world.driver.readings = Usage(90, 0)
+    node.measure()
+    world.driver.readings = Usage(90, 2)
+    node.measure()
+    assert "ECC" in node.problem("GPU-1")
+    world.driver.pending["GPU-1"] = False
+    node.look()
+    assert "MIG mode will be off after a reset" in node.problem("GPU-1")
+    hello = node.hello("b", "1")
+    assert hello is not None
+    assert hello["model"] == "A30-24GB"
+    assert [gpu["mig"] for gpu in hello["gpus"]] == [True, True, False]  # type: ignore[attr-defined]
+
+
+def test_a_driver_that_goes_away_and_comes_back(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    node = node_of(world)
+    world.ticks.fail_at = {world.ticks.count + 1: (9, False)}
+    node.look()
+    assert "the NVIDIA driver is not loaded" in node.problem("GPU-0")
+    node.look()
+    assert node.problem("GPU-0") == ""
+    world.ticks.fail_at = {world.ticks.count + 1: (18, False)}
+    with pytest.raises(DriverChangedError, match="different versions"):
+        node.look()
+    fresh = Node(world.driver, Seats(tmp_path / "new"), Health(tmp_path, "b"))
+    world.ticks.fail_at = {world.ticks.count + 1: (9, False)}
+    with pytest.raises(DriverError):
+        fresh.look()
+    assert fresh.hello("b", "1") is None
+
+
+def test_mig_mode_is_switched_where_nothing_runs(tmp_path: Path) -> None:
+    world = World(tmp_path, gpus=2)
+    world.hardware.mig = {"GPU-0": False, "GPU-1": False}
+    node = node_of(world)
+    with pytest.raises(SlicewiseError, match="no such GPU here"):
+        Switch(["GPU-9"]).check(node)
+    switch = Switch(["GPU-1"])
+    switch.check(node)
+    world.driver.running = [77]
+    switch.attempt(node)
+    assert "processes use the GPU: 77" in node.problem("GPU-1")
+    world.driver.running = []
+    world.driver.mig_status = RESET_REQUIRED
+    switch.attempt(node)
+    assert "MIG mode could not be switched on" in node.problem("GPU-1")
+    node.look()
+    switch.attempt(node)
+    assert "takes effect after a reset" in node.problem("GPU-1")
+    world.driver.mig_status, world.driver.pending = 0, {}
+    node.look()
+    switch.attempt(node)
+    assert world.hardware.mig == {"GPU-0": False, "GPU-1": True}
+    assert node.problem("GPU-1") == ""
+    # Once it was done, it is the operator's: switched off again it stays off.
+    world.hardware.mig["GPU-1"] = False
+    node.look()
+    switch.attempt(node)
+    assert world.hardware.mig["GPU-1"] is False
+    world.hardware.mig["GPU-1"] = None
+    node.look()
+    with pytest.raises(SlicewiseError, match="has no MIG"):
+        Switch(["GPU-1"]).check(node)
+
+
+@pytest.mark.parametrize("program", [["-m", "slicewise.agent"], ["-m", "slicewise.cli", "agent"]])
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ([], "--server URL is needed"),
+        (["--server", "http://x"], "--token-file FILE is needed"),
+        (["--json"], "--json goes with --discover"),
+        (["--server", "http://x", "--token-file", "/nowhere"], "cannot be read"),
+    ],
+)
+def test_what_is_missing_is_said_in_a_line(
+    program: list[str], words: list[str], complaint: str
+) -> None:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("SLICEWISE_")}
+    done = subprocess.run(
+        [sys.executable, *program, *words], env=environment, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.startswith("slicewise: error: ")
+    assert complaint in done.stderr
+    assert done.stderr.count("\n") == 1
