@@ -99,7 +99,7 @@ lock: ## Recompile requirements.lock (newest versions: LOCK_FLAGS=--upgrade)
 	@rm -rf $(LOCK_VENV)
 
 clean: ## Remove .venv and everything the other targets leave behind
-	rm -rf $(VENV) $(LOCK_VENV) build dist demo-report slicewise-demo htmlcov src/*.egg-info
+	rm -rf $(VENV) $(LOCK_VENV) build dist demo-report slicewise-demo artefacts htmlcov src/*.egg-info
 	rm -rf .coverage .coverage.* coverage.json .hypothesis .import_linter_cache
 	rm -rf .mypy_cache .pytest_cache .ruff_cache
 	find $(CHECKED) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -181,6 +181,8 @@ def walk(client: Any) -> set[str]:
     assert do("cluster").devices is None
     view = do("cluster", gpus=True)
     assert len(view.devices) == view.gpus == 3
+    lately = do("lately", seconds=60, rejections=1)
+    assert len(lately.rejections) <= 1 <= len(lately.points)
     assert "A100-80GB" in [model.name for model in do("models")]
     assert [policy.in_use for policy in do("policies")].count(True) == 1
     assert do("readiness").role == "leading"

@@ -15,6 +15,7 @@ _PATH = re.compile(r"[\w.-]+(?:/[\w.-]+)*/?")
 _SUFFIXES = (".py", ".toml", ".json", ".md", ".css", ".lock", ".png")
 _MADE_BY_RUNS = {"demo-report/report.html", "results.json", "results.csv"}
 _LARGEST_PICTURE = 200_000
+_LARGEST_RECORDING = 1_000_000
 
 
 def prose(document: Path) -> str:
@@ -66,12 +67,18 @@ def test_every_picture_is_shown_and_small(root: Path) -> None:
         for link in _LINK.finditer(prose(document))
         if link["picture"]
     }
-    pictures = set((root / "docs" / "pictures").iterdir())
-    assert shown == pictures
-    for picture in pictures:
+    drawn = set((root / "docs" / "pictures").iterdir())
+    taken = set((root / "docs" / "screens").iterdir())
+    assert shown == drawn | taken
+    for picture in shown:
         content = picture.read_bytes()
-        assert content.startswith(b"\x89PNG\r\n\x1a\n"), f"{picture.name} is not a PNG"
-        assert len(content) <= _LARGEST_PICTURE, f"{picture.name} is too large"
+        if picture in drawn:
+            assert content.startswith(b"\x89PNG\r\n\x1a\n"), f"{picture.name} is not a PNG"
+        else:
+            assert content[8:12] == b"WEBP", f"{picture.name} is no WebP"
+        moving = b"ANIM" in content[:64]
+        largest = _LARGEST_RECORDING if moving else _LARGEST_PICTURE
+        assert len(content) <= largest, f"{picture.name} is too large"
 
 
 def test_every_document_is_in_the_index(root: Path) -> None:

@@ -105,7 +105,8 @@ def test_a_visit(tmp_path: Path) -> None:
         assert placed.startswith(b"HTTP/1.1 201")
         head = placed.split(b"\r\n\r\n")[0]
         assert b"server:" not in head
-        assert b"cache-control: no-store\r\nx-content-type-options: nosniff" in head
+        assert b"\r\ncache-control: no-store\r\n" in head
+        assert b"\r\nx-content-type-options: nosniff\r\n" in head
 
     service = visited(tmp_path, visit)
     assert service.plant.address.startswith("http://127.0.0.1:")

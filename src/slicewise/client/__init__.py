@@ -11,6 +11,7 @@ from slicewise.client.blocking import Client
 from slicewise.client.errors import ApiError, RejectedError, UnreachableError
 from slicewise.control.agent_wire import AgentView, ForeignView
 from slicewise.control.entries import Part, Role
+from slicewise.control.lately import LatelyView
 from slicewise.control.reports import (
     ClusterView,
     DryRun,
@@ -48,6 +49,7 @@ __all__ = [
     "DryRun",
     "EventView",
     "ForeignView",
+    "LatelyView",
     "ModelView",
     "MoveBody",
     "Need",

@@ -33,6 +33,7 @@ from slicewise.client.following import (
 from slicewise.client.proxies import usable_settings
 from slicewise.control.agent_wire import ForeignView
 from slicewise.control.entries import Role
+from slicewise.control.lately import LatelyView
 from slicewise.control.reports import (
     ClusterView,
     DryRun,
@@ -378,6 +379,10 @@ class Client:
     def cluster(self, *, gpus: bool = False) -> ClusterView:
         """The cluster, with every GPU where asked for."""
         return self._do(calls.cluster(gpus))
+
+    def lately(self, *, seconds: int = 3600, rejections: int = 50) -> LatelyView:
+        """What the service has accepted and rejected in the last seconds, and how it stood."""
+        return self._do(calls.lately(seconds, rejections))
 
     def models(self) -> tuple[ModelView, ...]:
         """The GPU models the service knows."""

@@ -10,6 +10,7 @@ from urllib.parse import quote
 from slicewise.client.bodies import checked
 from slicewise.control.agent_wire import AdoptBody, ForeignView
 from slicewise.control.entries import Role
+from slicewise.control.lately import LatelyView
 from slicewise.control.reports import (
     AllocationPage,
     ClusterView,
@@ -326,6 +327,12 @@ def whoami() -> Call[WhoView]:
 def cluster(gpus: bool = False) -> Call[ClusterView]:
     """The cluster."""
     return Call("GET", _path("cluster"), ClusterView, query=_query(gpus=gpus or None))
+
+
+def lately(seconds: int | None = None, rejections: int | None = None) -> Call[LatelyView]:
+    """What has happened lately."""
+    query = _query(seconds=seconds, rejections=rejections)
+    return Call("GET", _path("lately"), LatelyView, query=query)
 
 
 def models() -> Call[ModelList]:

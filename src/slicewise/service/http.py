@@ -30,6 +30,8 @@ _WHERE = re.compile(r" - at `(?:key` in `)?\$\.?(?P<field>[^`]*)`$")
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _PRINTABLE = re.compile(rb"[!-~](?:[ -~]{0,126}[!-~])?")
 _MAX_PARAMETERS = 32
+_NOT_KEPT = (b"cache-control", b"no-store")
+"""What the API answers is true now, and not to be kept by whoever is in between."""
 
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 
@@ -220,6 +222,7 @@ class Reply:
                 "headers": [
                     (b"content-type", self.content),
                     (b"content-length", b"%d" % len(body)),
+                    _NOT_KEPT,
                     (b"x-request-id", request_id.encode()),
                     *self.headers,
                 ],
@@ -245,6 +248,7 @@ class Stream(Reply):
         assert self.chunks is not None
         headers = [
             (b"content-type", self.content),
+            _NOT_KEPT,
             (b"x-request-id", request_id.encode()),
             *self.headers,
         ]

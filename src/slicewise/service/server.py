@@ -107,7 +107,7 @@ def _config(service: Service) -> uvicorn.Config:
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            headers=[("cache-control", "no-store"), ("x-content-type-options", "nosniff")],
+            headers=[("x-content-type-options", "nosniff")],
             timeout_keep_alive=75,
             timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
             ssl_certfile=settings.tls_cert,
