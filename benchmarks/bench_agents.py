@@ -10,7 +10,7 @@ what is measured is slicewise, not GPUs. In one run:
 - the reference: the same requests for as many GPUs on nodes without agents, where an allocation is
   done when it is answered.
 
-`--agents N` says how many, `--quick` takes half a minute, `--json` prints everything.
+`--agents N` says how many, `--quick` takes two minutes at most, `--json` prints everything.
 """
 
 from __future__ import annotations
@@ -372,7 +372,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--agents", type=int, default=200, help=f"nodes with {GPUS} GPUs each")
     parser.add_argument("--seconds", type=float, default=10.0, help="length of one measurement")
-    parser.add_argument("--idle", type=float, default=100.0, help="seconds to watch idle agents")
+    parser.add_argument(
+        "--idle",
+        type=float,
+        default=100.0,
+        help="seconds to watch idle agents; a poll is open for 25",
+    )
     parser.add_argument("--clients", default="1,8,32", help="how many ask at a time")
     parser.add_argument("--policy", default="default", help="the policy that places")
     parser.add_argument("--folder", type=Path, help="where the database is (a real disk)")
@@ -381,7 +386,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         options.agents = min(options.agents, 20)
-        options.seconds, options.idle = min(options.seconds, 3.0), min(options.idle, 10.0)
+        options.seconds, options.idle = min(options.seconds, 3.0), min(options.idle, 30.0)
     options.clients = [int(text) for text in options.clients.split(",")]
     if options.agents < 1 or min(options.clients) < 1:
         parser.error("agents and clients must be at least 1")
