@@ -67,8 +67,9 @@ format: setup ## Fix what can be fixed automatically and format the code
 	$(BIN)/ruff check --fix-only
 	$(BIN)/ruff format
 
-soak: setup ## Long crash and memory runs: 500 cycles on each database, then churn at 10,000 GPUs
+soak: setup ## Long crash and memory runs: 500 cycles on each database, agents at every call, then churn at 10,000 GPUs
 	SLICEWISE_CRASH_CYCLES=500 $(BIN)/python -m pytest -q tests/e2e/test_crash.py
+	SLICEWISE_AGENT_ROUNDS=5 $(BIN)/python -m pytest -q tests/e2e/agents
 	$(BIN)/python -m tests.e2e.soak
 
 bench: setup ## Run every benchmarks/bench_*.py

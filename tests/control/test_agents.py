@@ -157,6 +157,15 @@ def test_a_late_hello_of_the_same_agent_does_not_end_it() -> None:
     assert site.report(session=mine, status=409)["reason"] == "superseded"
 
 
+def test_a_service_restored_from_a_backup_lets_its_agents_begin_anew() -> None:
+    site = Site()
+    identity, begun, _ = site.session.split(".")
+    later = f"{identity}.{int(begun) + 60_000}.abc"
+    assert site.report(session=later, status=409)["reason"] == "unknown"
+    for odd in ("s", "s.", "s.x.abc", f"{identity}.{begun}.abc", "s.\u00b2.y"):
+        assert site.report(session=odd, status=409)["reason"] == "superseded"
+
+
 def test_a_new_session_ends_the_one_before() -> None:
     site = Site()
     old = site.session

@@ -15,6 +15,7 @@ from slicewise.control.entries import (
     NodePhase,
     NodeRemoved,
     NodeTurned,
+    Seconds,
 )
 from slicewise.control.foreign import Strangers
 from slicewise.control.geometries import distinct, named, record_of, same_layout
@@ -74,7 +75,7 @@ class Agents:
         self._ledger.enter(
             AgentJoined(
                 node.name,
-                f"{self._ledger.new_id('s')}.{body.life}",
+                _session(self._ledger.new_id("s"), self._ledger.now, body.life),
                 body.boot,
                 body.driver,
                 body.agent,
@@ -265,11 +266,31 @@ def checked_session(
     if node is None or node.agent is None:
         raise RefusedError(409, f"node {name!r} has no agent: say hello first", reason="unknown")
     if node.agent.session != session:
-        if node.agent.session.partition(".")[2] == session.partition(".")[2] != "":
-            raise RefusedError(
-                409, "this session is over: say hello again", reason="unknown"
-            )  # a hello of the same agent came late, or twice
+        if _may_begin_anew(session, node.agent.session):
+            raise RefusedError(409, "this session is over: say hello again", reason="unknown")
         raise RefusedError(
             409, f"another agent speaks for node {name!r} by now", reason="superseded"
         )
     return node, node.agent
+
+
+def _session(identity: str, now: Seconds, life: str) -> str:
+    """A name for a session that tells when it began, and whose it is."""
+    return f"{identity}.{now * 1000:.0f}.{life}"
+
+
+def _may_begin_anew(session: str, last: str) -> bool:
+    """Whether a session is over, but not because another agent has come since.
+
+    A hello of the same agent may have arrived late, or twice; or the service was restored from a
+    backup that is older than the session.
+    """
+    begun, life = _told(session)
+    last_begun, last_life = _told(last)
+    return (life == last_life != "") or begun > last_begun
+
+
+def _told(session: str) -> tuple[int, str]:
+    _, _, rest = session.partition(".")
+    begun, _, life = rest.partition(".")
+    return (int(begun) if begun.isdecimal() and begun.isascii() else 0), life

@@ -26,7 +26,6 @@ from slicewise.fakedriver.views import InstanceView
 HURRIED = Path(__file__).with_name("hurried.py")
 MODEL = "H200-141GB"
 SETTINGS = ("limits.requests_per_second=1000000", "lease.seconds=0.5")
-ENDED = ("released", "failed", "cancelled")
 _LOOK_SECONDS = 0.02
 _LAST_LINES = 25
 
