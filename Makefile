@@ -54,7 +54,7 @@ reproduction: setup ## Run the published experiment and write demo-report/
 	$(BIN)/slicewise reproduce --runs 20 --seed 1 --out demo-report
 
 test: lint ## Run every check: lint, types, import rules, tests, coverage gate
-	$(BIN)/python -m pytest -n auto --dist loadfile --cov --cov-report=term --cov-report=json:coverage.json
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --cov --cov-report=term --cov-report=json:coverage.json
 	$(BIN)/python scripts/coverage_gate.py coverage.json
 
 lint: setup ## Check style, formatting, types and import rules
