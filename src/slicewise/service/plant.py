@@ -37,17 +37,28 @@ ANSWER_SECONDS = 60.0
 
 
 class Ids:
-    """Makes ids nobody has: a letter and 100 random bits, in letters and digits."""
+    """Makes ids nobody has: a letter, the time, and 60 random bits, in letters and digits.
 
-    def __init__(self) -> None:
+    What is made at about the same time is kept side by side in the database's indexes, so that a
+    commit changes few pages of them: with random ids alone it writes several times as much.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._spare: list[str] = []
 
     def __call__(self, letter: str) -> str:
         """Another one; they are made a hundred at a time, which is five times as fast."""
         if not self._spare:
-            text = b32encode(secrets.token_bytes(1250)).decode().lower()
-            self._spare = [text[at : at + 20] for at in range(0, len(text), 20)]
+            moment = int(self._clock() * 1000).to_bytes(6, "big")[-5:]  # for 34 years, then again
+            when = b32encode(moment).decode().lower().translate(_SORTED)
+            text = b32encode(secrets.token_bytes(750)).decode().lower()
+            self._spare = [when + text[at : at + 12] for at in range(0, len(text), 12)]
         return letter + self._spare.pop()
+
+
+_SORTED = str.maketrans("abcdefghijklmnopqrstuvwxyz234567", "234567abcdefghijklmnopqrstuvwxyz")
+"""So that a later moment is behind an earlier one, as text."""
 
 
 class Plant:
@@ -250,7 +261,7 @@ class Plant:
             self._fresh_state,
             epoch,
             self.clock,
-            Ids(),
+            Ids(self.clock),
             self._deliver,
             self.timer,
             delivered=self.replica.seq,

@@ -203,14 +203,14 @@ class SqliteStore(SqlStore):
             if records:
                 if records[0][0] != last + 1:
                     raise out_of_step(records[0][0], last)
-                _insert(driver, _ROW_COLUMNS, records)
+                _insert(driver, _ROWS, records)
                 last = records[-1][0]
             kept = [
                 (key.tenant, key.key, kept.digest, *kept.answer, at, last)
                 for key, kept, at in answers
             ]
             if kept:
-                _insert(driver, _ANSWER_COLUMNS, kept)
+                _insert(driver, _ANSWERS_KEPT, kept)
             driver.execute("COMMIT")
         self._tell_of_rows(last)
 
@@ -302,27 +302,26 @@ def _name_of(error: DBAPIError) -> str:
 
 
 def _insert(driver: sqlite3.Connection, columns: str, rows: Sequence[tuple[object, ...]]) -> None:
-    """Insert rows, up to 64 with each statement.
+    """Insert rows with few statements.
 
     The driver lets other threads run during a statement and then waits for its turn, so that a
-    statement a row takes several times as long where the event loop is busy. Sizes are powers of
-    two, so that there are few different statements to prepare.
+    statement a row takes several times as long where the event loop is busy. All but a few rows go
+    in sixteens, so that there are not many different statements to prepare.
     """
     done = 0
     while done < len(rows):
-        count = min(64, 1 << (len(rows) - done).bit_length() - 1)
-        values = ", ".join([f"({', '.join('?' * len(rows[0]))})"] * count)
+        left = len(rows) - done
+        count = min(left - left % _TOGETHER, _MOST_TOGETHER) or left
+        marks = ", ".join([f"({', '.join('?' * len(rows[0]))})"] * count)
         flat = list(chain.from_iterable(rows[done : done + count]))
-        driver.execute(f"INSERT INTO {columns} VALUES {values}", flat)
+        driver.execute(f"INSERT INTO {columns} VALUES {marks}", flat)
         done += count
 
 
+_TOGETHER, _MOST_TOGETHER = 16, 512
 _STANDING = "SELECT (SELECT epoch FROM leader), (SELECT coalesce(max(seq), 0) FROM journal)"
-_ROW_COLUMNS = "journal (seq, at, epoch, actor, kind, tenant, subject, data)"
-_ANSWER_COLUMNS = "answers (tenant, key, digest, status, body, at, seq)"
-_ANSWERS = (
-    "INSERT INTO answers (tenant, key, digest, status, body, at, seq) VALUES (?, ?, ?, ?, ?, ?, ?)"
-)
+_ROWS = "journal (seq, at, epoch, actor, kind, tenant, subject, data)"
+_ANSWERS_KEPT = "answers (tenant, key, digest, status, body, at, seq)"
 _ANSWERS = (
     "SELECT a.tenant, a.key, a.digest, a.status, a.body FROM json_each(?) AS k "
     "CROSS JOIN answers AS a ON a.tenant = json_extract(k.value, '$[0]') "
