@@ -20,6 +20,7 @@ from urllib.parse import quote, unquote
 import msgspec
 from tests.service.house import House
 
+from slicewise.control.agent_wire import AdoptBody, HelloBody, ReportBody
 from slicewise.control.entries import AllocationRecord, QuotaRecord, Role, TokenIssued, concerns
 from slicewise.control.ports import Store
 from slicewise.control.reports import MovesBody, TenantPatch
@@ -68,6 +69,27 @@ TEMPLATES: dict[type, tuple[dict[str, Any], ...]] = {
     ),
     NodeBody: ({"name": "x", "model": "A100-80GB", "gpus": 1, "labels": {"team": "x"}},),
     DrainBody: ({"evict": True},),
+    AdoptBody: ({"tenant": OWN, "labels": {"team": "x"}},),
+    HelloBody: (
+        {
+            "boot": "b",
+            "agent": "1",
+            "driver": "580",
+            "model": "A100-80GB",
+            "geometry": {"model": "m", "slices": 1, "compute": 1, "profiles": []},
+            "gpus": [{"uuid": "GPU-0", "mig": True, "problem": ""}],
+            "life": "",
+            "disagreements": ["they differ"],
+        },
+    ),
+    ReportBody: (
+        {
+            "session": "s",
+            "gpus": [{"uuid": "GPU-0", "mig": True}],
+            "instances": [{"allocation": "x", "index": 0, "phase": "gone"}],
+            "foreign": [{"gpu": "GPU-0", "uuid": "MIG-0", "profile": "p", "start": 0, "size": 1}],
+        },
+    ),
     TenantBody: ({"name": "x", "quota": {"instances": 0}},),
     TenantPatch: ({"quota": {"instances": 0}},),
     TokenBody: (

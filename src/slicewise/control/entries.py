@@ -341,7 +341,7 @@ AnyEntry = (
 )
 
 
-class Row(msgspec.Struct, frozen=True):
+class Row(msgspec.Struct, frozen=True, gc=False):
     """An entry in its place in the journal: when, and by whose doing."""
 
     seq: int

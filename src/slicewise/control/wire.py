@@ -43,12 +43,17 @@ Moment = Annotated[str, Meta(description="RFC 3339, UTC.")]
 
 
 class Body(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    gc=False,
 ):
     """The body of a request."""
 
 
-class View(msgspec.Struct, frozen=True, kw_only=True):
+class View(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The body of an answer."""
 
 
