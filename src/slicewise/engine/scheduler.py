@@ -51,7 +51,8 @@ class Scheduler:
     def __init__(self, cluster: Cluster, policy: Policy | str = "default") -> None:
         self.cluster = cluster
         self.policy = policy_named(policy) if isinstance(policy, str) else policy
-        self._reasons = Reasons(cluster)
+        self.reasons = Reasons(cluster)
+        """Says why a request finds no place."""
         self._listeners: list[Callable[[Event], None]] = []
         self._named: dict[str, Request] = {}
         self._table: _TableChooser | None = None
@@ -59,10 +60,10 @@ class Scheduler:
         """Whether decisions take the slow path, GPU by GPU."""
         match self.policy:
             case TablePolicy() | AdaptivePolicy():
-                self._table = _TableChooser(self.policy, cluster, self._reasons)
+                self._table = _TableChooser(self.policy, cluster, self.reasons)
                 self._choose = self._table.choose
             case ScanPolicy():
-                self._choose = _ScanChooser(self.policy, cluster, self._reasons).choose
+                self._choose = _ScanChooser(self.policy, cluster, self.reasons).choose
                 self.scans = True
             case _:
                 raise PolicyError(
@@ -78,6 +79,11 @@ class Scheduler:
     def turn(self, gpu: int) -> None:
         if self._table:
             self._table.ranking.turn = gpu
+
+    @property
+    def ranking(self) -> Ranking | None:
+        """How the policy ranks the states of the cluster; None where it scans GPUs instead."""
+        return self._table.ranking if self._table else None
 
     def subscribe(self, listener: Callable[[Event], None]) -> None:
         """Have ``listener`` called with every event, once it has happened."""
