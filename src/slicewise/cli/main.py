@@ -16,6 +16,7 @@ from slicewise.cli import (
     demo,
     estate,
     geometry_command,
+    k8s,
     plan,
     policies,
     replay,
@@ -48,6 +49,7 @@ app.command("defrag")(defrag.defrag)
 app.command("bench")(bench.bench)
 app.command("serve")(serve.serve)
 app.command("agent")(agent.agent)
+app.command("k8s")(k8s.k8s)
 app.command("backup")(store.backup)
 app.command("restore")(store.restore)
 app.command("verify")(store.verify)

@@ -271,6 +271,10 @@ class Device(_Object, frozen=True):
     capacity: dict[str, Capacity] = msgspec.field(default_factory=dict)
     consumes_counters: tuple[Consumption, ...] = ()
     taints: tuple[DeviceTaint, ...] = ()
+    node_name: str = ""
+    """Where its slice says of each device by itself where it is."""
+    binding_conditions: tuple[str, ...] = ()
+    allow_multiple_allocations: bool = False
 
 
 class Pool(_Object, frozen=True):

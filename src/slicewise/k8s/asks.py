@@ -1,0 +1,171 @@
+"""What a claim asks of slicewise: its classes, and the parameters they and the claim carry.
+
+A class is slicewise's when it says so, by an opaque configuration for the driver ``slicewise.dev``,
+and when it is *sealed*: its selector is ``false``, so that the stock scheduler never finds a device
+for it. Claims of such a class wait until slicewise gives them devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slicewise.core.request import Need, Request
+from slicewise.k8s.api import Configuration, DeviceClass, DeviceRequest, ResourceClaim
+
+DRIVER = "slicewise.dev"
+"""The name under which parameters for slicewise are written; it has no devices of its own."""
+API_VERSION, KIND = "slicewise.dev/v1", "Slices"
+_FIELDS = ("apiVersion", "kind", "profile", "compute", "memoryGB", "models")
+MOST_DEVICES = 32
+"""The API allows no more devices in a claim."""
+
+
+class AskError(ValueError):
+    """What a claim asks for is not clear, or not possible; the text is for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One device wanted: for which request of the claim, and what it must be."""
+
+    request: str
+    want: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """All devices of a claim, or what is wrong with it."""
+
+    devices: tuple[Asked, ...]
+    problem: str = ""
+
+
+def is_sealed(device_class: DeviceClass) -> bool:
+    """Whether no device ever meets the class, so that only slicewise serves it."""
+    return any(
+        selector.cel is not None and selector.cel.expression.strip() == "false"
+        for selector in device_class.spec.selectors
+    )
+
+
+def is_ours(device_class: DeviceClass) -> bool:
+    """Whether slicewise gives devices to claims of this class."""
+    return is_sealed(device_class) and any(map(_for_us, device_class.spec.config))
+
+
+def read_ask(claim: ResourceClaim, classes: Mapping[str, DeviceClass]) -> Ask | None:
+    """What a claim asks for; None if that is no business of slicewise."""
+    requests = claim.spec.devices.requests
+    named = [request.exactly.device_class_name if request.exactly else "" for request in requests]
+    ours = [name in classes and is_ours(classes[name]) for name in named]
+    if not any(ours):
+        return None
+    try:
+        if not all(ours):
+            other = named[ours.index(False)] or "another class"
+            raise AskError(
+                f"a claim is given its devices all at once, so one of class "
+                f"{named[ours.index(True)]} cannot also ask for {other}: use two claims"
+            )
+        if claim.spec.devices.constraints:
+            raise AskError("constraints are not supported: leave them out")
+        devices = [
+            asked for request in requests for asked in _read_request(request, claim, classes)
+        ]
+        if len(devices) > MOST_DEVICES:
+            raise AskError(f"{len(devices)} devices are more than the {MOST_DEVICES} of a claim")
+    except AskError as error:
+        return Ask((), str(error))
+    return Ask(tuple(devices))
+
+
+def _read_request(
+    request: DeviceRequest, claim: ResourceClaim, classes: Mapping[str, DeviceClass]
+) -> list[Asked]:
+    exactly = request.exactly
+    assert exactly is not None  # it has a class
+    where = f"request {request.name!r}"
+    if exactly.allocation_mode != "ExactCount":
+        raise AskError(f"{where}: allocationMode {exactly.allocation_mode} is not supported")
+    if exactly.selectors:
+        raise AskError(
+            f"{where}: selectors are not supported; name a profile, or a need, in the parameters"
+        )
+    if exactly.admin_access:
+        raise AskError(f"{where}: adminAccess is for classes of the driver itself")
+    if exactly.capacity is not None:
+        raise AskError(f"{where}: capacity is not supported; say memoryGB in the parameters")
+    device_class = classes[exactly.device_class_name]
+    parameters: dict[str, Any] = {}
+    for source, configurations in (
+        (f"class {exactly.device_class_name}", device_class.spec.config),
+        (f"claim {claim.metadata.name}", claim.spec.devices.config),
+    ):
+        # The claim goes before the class: what it wants is not mixed with what the class says.
+        own = _parameters(source, request.name, configurations)
+        if own:
+            parameters = own
+    want = _want(where, parameters)
+    return [Asked(request.name, want)] * max(1, exactly.count)
+
+
+def _parameters(
+    source: str, request: str, configurations: Iterable[Configuration]
+) -> dict[str, Any]:
+    """What configurations for slicewise say about a request, beyond that they are for it."""
+    found: dict[str, Any] = {}
+    for configuration in configurations:
+        if not _for_us(configuration) or (
+            configuration.requests and request not in configuration.requests
+        ):
+            continue
+        assert configuration.opaque is not None
+        said = configuration.opaque.parameters
+        if not isinstance(said, dict):
+            raise AskError(f"{source}: the parameters for {DRIVER} must be an object")
+        if said.get("apiVersion") != API_VERSION or said.get("kind") != KIND:
+            raise AskError(
+                f"{source}: the parameters for {DRIVER} must be of apiVersion {API_VERSION} and "
+                f"kind {KIND}"
+            )
+        unknown = sorted(set(said) - set(_FIELDS))
+        if unknown:
+            raise AskError(
+                f"{source}: unknown parameter {unknown[0]!r} (known: {', '.join(_FIELDS[2:])})"
+            )
+        found |= {key: value for key, value in said.items() if key in _FIELDS[2:]}
+    return found
+
+
+def _want(where: str, parameters: Mapping[str, Any]) -> Request:
+    profile, compute, memory = (parameters.get(key) for key in ("profile", "compute", "memoryGB"))
+    models = parameters.get("models", [])
+    if not isinstance(models, list) or not all(isinstance(model, str) for model in models):
+        raise AskError(f"{where}: models must be a list of names")
+    if profile is not None:
+        if compute is not None or memory is not None:
+            raise AskError(f"{where}: name a profile, or compute and memoryGB, not both")
+        if not isinstance(profile, str) or not profile:
+            raise AskError(f"{where}: the profile must be a name, such as 3g.40gb")
+        return Request(profile, tuple(models))
+    if compute is None and memory is None:
+        raise AskError(
+            f"{where} does not say what it wants: name a profile (profile: 3g.40gb), or a need "
+            "(compute: 2, memoryGB: 20)"
+        )
+    compute, memory = compute or 0, memory or 0
+    if isinstance(compute, bool) or not isinstance(compute, int) or not 0 <= compute <= 1000:
+        raise AskError(f"{where}: compute must be a number of slices")
+    if (
+        isinstance(memory, bool)
+        or not isinstance(memory, int | float)
+        or not 0 <= memory <= 1_000_000
+    ):
+        raise AskError(f"{where}: memoryGB must be a number")
+    return Request(Need(compute, float(memory)), tuple(models))
+
+
+def _for_us(configuration: Configuration) -> bool:
+    return configuration.opaque is not None and configuration.opaque.driver == DRIVER

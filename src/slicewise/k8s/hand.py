@@ -1,0 +1,230 @@
+"""The writing hand of a controller: has things written by other threads, and takes in what came of
+it.
+
+Everything here is called by the controller's own thread; only the writes themselves are made by
+others, which report back through the controller's queue.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from slicewise.core.errors import SlicewiseError
+from slicewise.k8s.api import ResourceClaim
+from slicewise.k8s.board import Board
+from slicewise.k8s.deciding import Decider
+from slicewise.k8s.rivals import Rivals
+from slicewise.k8s.tally import Tally
+from slicewise.k8s.wishes import Wishes
+from slicewise.k8s.writing import Decision, Pen
+
+WRITERS = 8
+
+log = logging.getLogger("slicewise.k8s")
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Something was written, or was not; ``call`` takes in what came of it."""
+
+    call: Callable[[Any, SlicewiseError | None], None]
+    result: Any
+    error: SlicewiseError | None
+
+
+class Hand:
+    """Writes allocations, confirms them and takes them back, for one controller."""
+
+    def __init__(
+        self,
+        pen: Pen,
+        board: Board,
+        wishes: Wishes,
+        decider: Decider,
+        rivals: Rivals,
+        tally: Tally,
+        post: Callable[[Done], None],
+        know: Callable[[ResourceClaim], None],
+    ) -> None:
+        """``post`` brings something to the controller's thread, ``know`` tells it of a claim."""
+        self._pen = pen
+        self._board = board
+        self._wishes = wishes
+        self._decider = decider
+        self._rivals = rivals
+        self._tally = tally
+        self._post = post
+        self._know = know
+        self._writers = ThreadPoolExecutor(WRITERS, "writer")
+        self._undoing: set[str] = set()
+        """Claims whose allocation is being taken back."""
+        self.fencing = False
+
+    def stop(self) -> None:
+        """Finish what has been begun."""
+        self._writers.shutdown(cancel_futures=True)
+
+    def _in_background(
+        self, work: Callable[[], Any], then: Callable[[Any, SlicewiseError | None], None]
+    ) -> None:
+        def call() -> None:
+            try:
+                result, error = work(), None
+            except SlicewiseError as problem:
+                result, error = None, problem
+            self._post(Done(then, result, error))
+
+        self._writers.submit(call)
+
+    def _take_in(self, claim: ResourceClaim) -> None:
+        """A claim as it was written; it may be gone by now."""
+        if claim.metadata.key in self._wishes.claims:
+            self._know(claim)
+
+    # Giving
+
+    def write(self, decision: Decision) -> None:
+        """Have a decision written."""
+        if decision.tentative:
+            for grant in decision.grants:
+                meta = grant.claim.metadata
+                self._rivals.begin(meta.uid, meta.key, self._decider.clock())
+        self._in_background(
+            lambda: self._pen.allocate(decision),
+            lambda result, error: self._written(decision, result, error),
+        )
+
+    def _written(
+        self, decision: Decision, claims: list[ResourceClaim] | None, error: SlicewiseError | None
+    ) -> None:
+        self._decider.finished(decision)
+        if error is None:
+            self._tally.allocated += len(decision.grants)
+        else:
+            log.info("not written for pod %s: %s", decision.pod, error)
+            self._tally.failed += 1
+            for grant in decision.grants:
+                self._forget_hope(grant.claim)
+        for claim in claims or ():
+            if claim.metadata.key in self._wishes.claims:
+                self._know(claim)
+            else:
+                self._board.forget(claim.metadata.uid)  # deleted meanwhile
+
+    def _forget_hope(self, claim: ResourceClaim) -> None:
+        """What was decided for a claim did not come about: what the API says counts."""
+        meta = claim.metadata
+        self._decider.stale[meta.uid] = meta.resource_version
+        self._rivals.tentative.pop(meta.uid, None)
+        known = self._wishes.claims.get(meta.key)
+        if known is not None and known.metadata.uid == meta.uid:
+            self._board.settle(known)
+        else:
+            self._board.forget(meta.uid)
+
+    # Taking back
+
+    def is_undoing(self, uid: str) -> bool:
+        """Whether an allocation is being taken back from here."""
+        return uid in self._undoing
+
+    def take_back_if_abandoned(self, claim: ResourceClaim) -> None:
+        """Take back what was given for a pod that went before it could use it.
+
+        Claims that a pod did use are taken back by Kubernetes itself.
+        """
+        if (
+            claim.status.allocation is not None
+            and not claim.status.reserved_for
+            and not self._wishes.users(claim.metadata.key)
+            and claim.metadata.uid not in self._decider.writing
+            and self._wishes.is_ours(claim)
+        ):
+            self.take_back(claim)
+
+    def take_back(self, claim: ResourceClaim) -> None:
+        """Have an allocation taken back that no pod uses."""
+        uid = claim.metadata.uid
+        if uid in self._undoing:
+            return
+        self._undoing.add(uid)
+        self._tally.taken_back += 1
+
+        def undone(result: ResourceClaim | None, error: SlicewiseError | None) -> None:
+            if result is not None:
+                self._take_in(result)
+            self._undoing.discard(uid)
+
+        self._in_background(lambda: self._pen.deallocate(claim), undone)
+
+    # Confirming, where others compete
+
+    def confirm(self) -> None:
+        """Confirm what nobody can collide with any more."""
+        for uid in self._rivals.settled(self._decider.clock()):
+            one = self._rivals.tentative.pop(uid)
+            claim = self._wishes.claims.get(one.claim)
+            if claim is not None and claim.metadata.uid == uid:
+                self._judge(claim, True, "nobody else has these slices")
+
+    def give_way(self) -> None:
+        """Give up an allocation of ours where one of others excludes it."""
+        for uid, one in list(self._rivals.tentative.items()):
+            claim = self._wishes.claims.get(one.claim)
+            if claim is None or claim.status.allocation is None:
+                continue
+            if uid not in self._board.clashes and not self._board.others_on(uid):
+                continue
+            del self._rivals.tentative[uid]
+            self._tally.conflicts += 1
+            log.warning("claim %s gives way to another on the same slices", one.claim)
+            if claim.status.reserved_for:
+                self._judge(claim, False, "another claim was given these slices at the same moment")
+            else:
+                self.take_back(claim)
+
+    def _judge(self, claim: ResourceClaim, confirmed: bool, why: str) -> None:
+        def judged(result: ResourceClaim | None, error: SlicewiseError | None) -> None:
+            if result is not None:
+                self._take_in(result)
+                return
+            known = self._wishes.claims.get(claim.metadata.key)
+            if known is not None and known.status.allocation == claim.status.allocation:
+                # It changed meanwhile: the scheduler added the pod, most likely. Once more.
+                self._judge(known, confirmed, why)
+
+        self._in_background(lambda: self._pen.confirm(claim, confirmed, why), judged)
+
+    # Taking over
+
+    def fence(self, identity: str, then: Callable[[bool], None]) -> None:
+        """Shut out whoever led before; ``then`` is told whether that is done."""
+        self.fencing = True
+        classes = list(self._wishes.classes.values())
+
+        def done(touched: list[ResourceClaim] | None, error: SlicewiseError | None) -> None:
+            self.fencing = False
+            if error is not None:
+                log.warning("cannot lead yet: %s", error)
+            for claim in touched or ():
+                self._take_in(claim)
+            then(error is None)
+
+        self._in_background(lambda: self._pen.fence(classes, identity), done)
+
+    def resume(self) -> None:
+        """Go on with what another leader may have left half done."""
+        for claim in list(self._wishes.claims.values()):
+            allocation = claim.status.allocation
+            if allocation is None or not self._wishes.is_ours(claim):
+                continue
+            self.take_back_if_abandoned(claim)
+            held_back = any(result.binding_conditions for result in allocation.devices.results)
+            if held_back and not claim.status.devices:
+                uid = claim.metadata.uid
+                self._rivals.begin(uid, claim.metadata.key, self._decider.clock())
+                self._rivals.came_back(uid)

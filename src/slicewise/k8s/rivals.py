@@ -1,0 +1,109 @@
+"""Rivals: claims of other classes that the stock scheduler may be giving devices to right now.
+
+No lock spans claims. But the scheduler learns of claims in the order in which they change, so when
+it decides without knowing an allocation of ours, the claim it decides for is older than ours. Once
+our own write has come back to us, all such claims are known. Where there are none, nothing can
+collide. Where there are some, a pod of ours is held back until each of them has got its devices, is
+gone, or has had time enough.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from slicewise.k8s.api import DeviceClass, ResourceClaim
+
+LATELY = 600.0
+"""For so many seconds after a rival was seen, others are expected."""
+
+_DRIVER = re.compile(r"""device\.driver\s*==\s*["']([^"']+)["']""")
+
+
+@dataclass(slots=True)
+class Tentative:
+    """An allocation of ours that is not confirmed yet."""
+
+    claim: str
+    until: float
+    """When those who might collide have had time enough."""
+    rivals: set[str] | None = None
+    """Who might still collide; None until our write has come back."""
+
+
+@dataclass(slots=True)
+class Rivals:
+    """The claims of others without devices, and our allocations that wait for them."""
+
+    settle: float
+    """How many seconds a rival is given to show what it got."""
+    waiting: dict[str, ResourceClaim] = field(default_factory=dict)
+    """By uid: claims of others that may get devices at any moment."""
+    tentative: dict[str, Tentative] = field(default_factory=dict)
+    """By uid: our claims."""
+    last_seen: float = float("-inf")
+
+    def note(self, claim: ResourceClaim, rival: bool, now: float) -> None:
+        """A claim of others is like this now; ``rival`` if it may want our devices."""
+        uid = claim.metadata.uid
+        if rival:
+            self.last_seen = now
+        if rival and claim.status.allocation is None and not claim.metadata.deletion_timestamp:
+            self.waiting[uid] = claim
+            return
+        self.drop(uid)
+
+    def drop(self, uid: str) -> None:
+        """A claim cannot collide any more."""
+        self.waiting.pop(uid, None)
+        for one in self.tentative.values():
+            if one.rivals is not None:
+                one.rivals.discard(uid)
+
+    def expected(self, now: float) -> bool:
+        """Whether an allocation written now has to be tentative."""
+        return bool(self.waiting) or now < self.last_seen + LATELY
+
+    def begin(self, uid: str, claim: str, now: float) -> None:
+        """An allocation of ours is written, to be confirmed."""
+        self.tentative[uid] = Tentative(claim, now + self.settle)
+
+    def came_back(self, uid: str) -> None:
+        """Our write was seen: whoever may still collide is known now."""
+        one = self.tentative.get(uid)
+        if one is not None and one.rivals is None:
+            one.rivals = set(self.waiting)
+
+    def settled(self, now: float) -> list[str]:
+        """Our claims that nobody can collide with any more."""
+        return [
+            uid
+            for uid, one in self.tentative.items()
+            if one.rivals is not None and (not one.rivals or now >= one.until)
+        ]
+
+    @property
+    def next_time(self) -> float | None:
+        """When the next of them has had time enough."""
+        times = [one.until for one in self.tentative.values() if one.rivals is not None]
+        return min(times, default=None)
+
+
+def may_want(claim: ResourceClaim, classes: Mapping[str, DeviceClass], drivers: set[str]) -> bool:
+    """Whether a claim of another class could get devices of these drivers."""
+    for request in claim.spec.devices.requests:
+        if request.exactly is None:
+            return True  # alternatives: it may be anything
+        device_class = classes.get(request.exactly.device_class_name)
+        if device_class is None:
+            continue
+        named = [
+            name
+            for selector in device_class.spec.selectors
+            if selector.cel is not None
+            for name in _DRIVER.findall(selector.cel.expression)
+        ]
+        if not named or not drivers.isdisjoint(named):
+            return True
+    return False

@@ -1,0 +1,175 @@
+"""Watches: a thread for each kind of object lists it, follows it, and reports what changes.
+
+A watch that is cut off goes on from where it was; one that cannot lists everything again. Either
+way nothing is missed: a list says everything there is, so whatever it does not say is gone.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgspec
+
+from slicewise.core.errors import SlicewiseError
+from slicewise.k8s.api import (
+    DeviceClass,
+    Meta,
+    Namespace,
+    Node,
+    Pod,
+    ResourceClaim,
+)
+from slicewise.k8s.link import ExpiredError, Link, UnreachableError
+from slicewise.k8s.shelf import read_parcel
+
+WATCH_SECONDS = 290
+_FIRST_WAIT, _LONGEST_WAIT = 0.2, 10.0
+
+RESOURCE = "/apis/resource.k8s.io/v1"
+
+
+class Kind(NamedTuple):
+    """A kind of object: where it is listed, and how it is read."""
+
+    name: str
+    path: str
+    read: Callable[[bytes | msgspec.Raw], Any]
+
+
+def _as(kind: type[Any]) -> Callable[[bytes | msgspec.Raw], Any]:
+    return msgspec.json.Decoder(kind).decode
+
+
+SLICES = Kind("ResourceSlices", f"{RESOURCE}/resourceslices", read_parcel)
+CLAIMS = Kind("ResourceClaims", f"{RESOURCE}/resourceclaims", _as(ResourceClaim))
+CLASSES = Kind("DeviceClasses", f"{RESOURCE}/deviceclasses", _as(DeviceClass))
+NODES = Kind("Nodes", "/api/v1/nodes", _as(Node))
+PODS = Kind("Pods", "/api/v1/pods", _as(Pod))
+NAMESPACES = Kind("Namespaces", "/api/v1/namespaces", _as(Namespace))
+KINDS = (SLICES, CLASSES, NAMESPACES, NODES, CLAIMS, PODS)
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A page of everything there is of a kind."""
+
+    kind: Kind
+    objects: list[Any]
+    first: bool
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """An object is new, or different."""
+
+    kind: Kind
+    object: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """An object was deleted; this is how it was last."""
+
+    kind: Kind
+    object: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """A watch does not get through, or does again (an empty text)."""
+
+    kind: Kind
+    text: str
+
+
+News = Listed | Changed | Gone | Trouble
+
+
+class _Bookmark(msgspec.Struct):
+    metadata: Meta
+
+
+class Watch:
+    """Follows one kind of object in a thread of its own, until it is stopped."""
+
+    def __init__(self, link: Link, kind: Kind, post: Callable[[News], None]) -> None:
+        self._link = link
+        self._kind = kind
+        self._post = post
+        self._stop = threading.Event()
+        self._troubled = False
+        self._thread = threading.Thread(target=self._run, name=f"watch {kind.name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Report nothing more; a connection that waits is left to end by itself."""
+        self._stop.set()
+
+    def _run(self) -> None:
+        version: str | None = None
+        wait = _FIRST_WAIT
+        while not self._stop.is_set():
+            try:
+                if version is None:
+                    version = self._list()
+                version = self._follow(version)
+                wait = _FIRST_WAIT
+            except ExpiredError:
+                version = None
+            except (UnreachableError, SlicewiseError) as error:
+                self._trouble(str(error))
+                # Each waits a little differently, so that not all come back at once.
+                self._stop.wait(wait * random.uniform(0.5, 1.0))
+                wait = min(2 * wait, _LONGEST_WAIT)
+                if not isinstance(error, UnreachableError):
+                    version = None
+
+    def _list(self) -> str:
+        first = True
+        version = ""
+        for page in self._link.pages(self._kind.path, msgspec.Raw):
+            version = page.metadata.resource_version
+            last = not page.metadata.continue_
+            things = list(map(self._read, page.items))
+            self._tell(Listed(self._kind, things, first, last))
+            first = False
+        return version
+
+    def _follow(self, version: str) -> str:
+        with self._link.watch(self._kind.path, version, WATCH_SECONDS) as happenings:
+            self._trouble("")
+            for happening in happenings:
+                if self._stop.is_set():
+                    break
+                if happening.type == "BOOKMARK":
+                    mark = msgspec.json.decode(happening.object, type=_Bookmark)
+                    version = mark.metadata.resource_version
+                    continue
+                thing = self._read(happening.object)
+                version = thing.metadata.resource_version
+                gone = happening.type == "DELETED"
+                self._tell(Gone(self._kind, thing) if gone else Changed(self._kind, thing))
+        return version
+
+    def _read(self, data: msgspec.Raw) -> Any:
+        try:
+            return self._kind.read(data)
+        except msgspec.MsgspecError as error:
+            raise SlicewiseError(f"one of the {self._kind.name} is not clear: {error}") from None
+
+    def _trouble(self, text: str) -> None:
+        if bool(text) != self._troubled:
+            self._troubled = bool(text)
+            self._tell(Trouble(self._kind, text))
+
+    def _tell(self, news: News) -> None:
+        if not self._stop.is_set():
+            self._post(news)

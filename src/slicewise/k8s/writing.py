@@ -1,0 +1,235 @@
+"""What the controller writes to the API, and how: allocations, their confirmation, their end.
+
+A claim's devices are written with the version of the claim that the decision was made upon, and
+only while this replica's lease runs. So nothing that changed meanwhile is overwritten, and a leader
+that was paused and replaced is refused: see `fence`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from slicewise.core.errors import SlicewiseError
+from slicewise.k8s.api import DeviceClass, ResourceClaim
+from slicewise.k8s.asks import is_ours
+from slicewise.k8s.board import Seat, seats_of
+from slicewise.k8s.link import MERGE, ApiError, Link, MissingError, UnreachableError
+from slicewise.k8s.watching import CLAIMS, RESOURCE
+
+FINALIZER = "resource.kubernetes.io/delete-protection"
+CONFIRMED, CONFLICT = "slicewise.dev/confirmed", "slicewise.dev/conflict"
+LEADER = "slicewise.dev/leader"
+"""The annotation by which a new leader shuts out the old one."""
+
+_decode = msgspec.json.Decoder(ResourceClaim).decode
+
+
+class NotLeadingError(SlicewiseError):
+    """The lease is over: somebody else may be deciding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Devices for one claim, by its requests."""
+
+    claim: ResourceClaim
+    requests: tuple[str, ...]
+    seats: tuple[Seat, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Devices for all claims of a pod, on one node."""
+
+    pod: str
+    uid: str
+    node: str
+    grants: tuple[Grant, ...]
+    tentative: bool
+    """Whether the pod must not be bound before the allocations are confirmed."""
+    classes: Mapping[str, DeviceClass] = field(repr=False)
+
+
+def now_text() -> str:
+    """This moment, as the API writes it."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class Pen:
+    """Writes claims; its methods block and may be called from several threads."""
+
+    def __init__(
+        self, link: Link, valid: Callable[[], bool], pause: Callable[[float], None] = time.sleep
+    ) -> None:
+        """``valid`` says whether this replica's lease runs at this moment."""
+        self._link = link
+        self._valid = valid
+        self._pause = pause
+
+    def allocate(self, decision: Decision) -> list[ResourceClaim]:
+        """Write all allocations of a decision, or take back those that were written, and raise."""
+        written: list[ResourceClaim] = []
+        try:
+            for grant in decision.grants:
+                written.append(self._allocate(grant, decision))
+        except SlicewiseError:
+            for claim in reversed(written):
+                self.deallocate(claim)
+            raise
+        return written
+
+    def _allocate(self, grant: Grant, decision: Decision) -> ResourceClaim:
+        claim = grant.claim
+        if FINALIZER not in claim.metadata.finalizers:
+            finalizers = [*claim.metadata.finalizers, FINALIZER]
+            claim = self._patch(claim, {}, metadata={"finalizers": finalizers})
+        body = {"allocation": allocation(grant, decision)}
+        try:
+            return self._patch(claim, body, "/status")
+        except UnreachableError:
+            there = self._look(claim)
+            if there is not None and seats_of(there) == grant.seats:
+                return there
+            raise
+
+    def deallocate(self, claim: ResourceClaim) -> ResourceClaim | None:
+        """Take back an allocation that no pod uses; None if the claim is gone or was changed."""
+        try:
+            return self._patch(claim, {"allocation": None, "devices": None}, "/status")
+        except ApiError:
+            return None
+
+    def confirm(self, claim: ResourceClaim, confirmed: bool, why: str) -> ResourceClaim | None:
+        """Let a pod be bound that waits for this, or say that it must not be."""
+        condition = {
+            "type": CONFIRMED if confirmed else CONFLICT,
+            "status": "True",
+            "reason": "Confirmed" if confirmed else "Conflict",
+            "message": why,
+            "lastTransitionTime": now_text(),
+        }
+        devices = [
+            {"driver": s.driver, "pool": s.pool, "device": s.device, "conditions": [condition]}
+            for s in seats_of(claim)
+        ]
+        try:
+            return self._patch(claim, {"devices": devices}, "/status")
+        except ApiError:
+            return None
+
+    def fence(self, classes: Iterable[DeviceClass], identity: str) -> list[ResourceClaim]:
+        """Shut out whoever led before: touch every claim it might still give devices to.
+
+        It may have been paused with a decision in hand, and wake up at any time. Its write carries
+        the version of the claim it knew while its lease ran; after this there is a newer one.
+        """
+        ours = {one.metadata.name for one in classes if is_ours(one)}
+        touched = []
+        for page in self._link.pages(CLAIMS.path, ResourceClaim):
+            for claim in page.items:
+                named = {
+                    r.exactly.device_class_name for r in claim.spec.devices.requests if r.exactly
+                }
+                if claim.status.allocation is None and not named.isdisjoint(ours):
+                    mark = {"annotations": {LEADER: f"{identity} {now_text()}"}}
+                    try:
+                        touched.append(self._patch(claim, {}, metadata=mark, free=True))
+                    except MissingError:
+                        continue
+        return touched
+
+    def _patch(
+        self,
+        claim: ResourceClaim,
+        status: Mapping[str, Any],
+        part: str = "",
+        metadata: Mapping[str, Any] | None = None,
+        free: bool = False,
+    ) -> ResourceClaim:
+        """Patch a claim of this very version, or of any if it is ``free``, while the lease runs."""
+        meta = dict(metadata or {})
+        if not free:
+            meta |= {"resourceVersion": claim.metadata.resource_version}
+        meta |= {"uid": claim.metadata.uid}
+        body: dict[str, Any] = {"metadata": meta}
+        if status:
+            body["status"] = status
+        if not self._valid():
+            raise NotLeadingError("the lease is over; nothing was written")
+        return _decode(self._link.write("PATCH", claim_path(claim) + part, body, MERGE))
+
+    def _look(self, claim: ResourceClaim) -> ResourceClaim | None:
+        """How a claim is, whatever it takes to find out; None if it is gone."""
+        while True:
+            if not self._valid():
+                raise NotLeadingError("the lease is over; it is not known what was written")
+            try:
+                there = self._link.get(claim_path(claim), ResourceClaim)
+                return there if there.metadata.uid == claim.metadata.uid else None
+            except MissingError:
+                return None
+            except UnreachableError:
+                self._pause(0.2)
+
+
+def claim_path(claim: ResourceClaim) -> str:
+    """Where a claim is in the API."""
+    meta = claim.metadata
+    return f"{RESOURCE}/namespaces/{meta.namespace}/resourceclaims/{meta.name}"
+
+
+def allocation(grant: Grant, decision: Decision) -> dict[str, Any]:
+    """An allocation as kube-scheduler would write it."""
+    binding = {"bindingConditions": [CONFIRMED], "bindingFailureConditions": [CONFLICT]}
+    return {
+        "devices": {
+            "results": [
+                {"request": request, **seat._asdict(), **(binding if decision.tentative else {})}
+                for request, seat in zip(grant.requests, grant.seats, strict=True)
+            ],
+            "config": _config(grant.claim, decision.classes),
+        },
+        "nodeSelector": {
+            "nodeSelectorTerms": [
+                {
+                    "matchFields": [
+                        {"key": "metadata.name", "operator": "In", "values": [decision.node]}
+                    ]
+                }
+            ]
+        },
+        "allocationTimestamp": now_text(),
+    }
+
+
+def _config(
+    claim: ResourceClaim, classes: Mapping[str, DeviceClass]
+) -> Sequence[Mapping[str, Any]]:
+    """The parameters that go along with the devices: the classes' first, then the claim's."""
+    config: list[dict[str, Any]] = []
+    for request in claim.spec.devices.requests:
+        assert request.exactly is not None
+        device_class = classes.get(request.exactly.device_class_name)
+        for one in () if device_class is None else device_class.spec.config:
+            config.append(
+                {
+                    "source": "FromClass",
+                    "requests": [request.name],
+                    "opaque": msgspec.to_builtins(one.opaque),
+                }
+            )
+    for one in claim.spec.devices.config:
+        config.append(
+            {
+                "source": "FromClaim",
+                "requests": list(one.requests),
+                "opaque": msgspec.to_builtins(one.opaque),
+            }
+        )
+    return config
