@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -29,14 +29,15 @@ def node(name: str = "n1", labels: dict[str, str] | None = None, **more: Any) ->
     )
 
 
-def container(cpu: str | None = None, always: bool = False, **amounts: str) -> dict[str, Any]:
+def container(cpu: str | None = None, **amounts: str) -> dict[str, Any]:
     wanted = {name.replace("_", "-"): text for name, text in amounts.items()}
     if cpu is not None:
         wanted["cpu"] = cpu
-    made: dict[str, Any] = {"resources": {"requests": wanted}}
-    if always:
-        made["restartPolicy"] = "Always"
-    return made
+    return {"resources": {"requests": wanted}}
+
+
+def sidecar(cpu: str) -> dict[str, Any]:
+    return {**container(cpu), "restartPolicy": "Always"}
 
 
 def pod(
@@ -233,14 +234,14 @@ def test_sidecars_run_beside_all_that_comes_after_them() -> None:
         containers=[container("1")],
         initContainers=[
             container("4"),
-            container("1", always=True),
+            sidecar("1"),
             container("3500m"),
-            container("1", always=True),
+            sidecar("1"),
         ],
     )
     # Before the sidecars 4; then 3.5 beside one; at last 1 and both of them: 4.5 is the most.
     assert requests(made) == {"cpu": 4500}
-    later = pod(containers=[container("3")], initContainers=[container("2", always=True)] * 2)
+    later = pod(containers=[container("3")], initContainers=[sidecar("2")] * 2)
     assert requests(later) == {"cpu": 7000}
 
 
@@ -377,6 +378,15 @@ def test_a_pod_that_is_forgotten_or_gone() -> None:
     assert free_cpus(known, "n1") == 8
 
 
+def test_pods_on_one_node_are_told_apart() -> None:
+    known = estate(node())
+    known.pod_changed(pod("a", "3", nodeName="n1"))
+    known.pod_changed(pod("b", "2", nodeName="n1"))
+    assert free_cpus(known, "n1") == 3
+    known.pod_gone("ns/a")
+    assert free_cpus(known, "n1") == 6
+
+
 def test_another_pod_of_the_same_name() -> None:
     known = estate(node())
     known.pod_changed(pod(cpu="3", nodeName="n1", uid="first"))
@@ -450,9 +460,52 @@ def test_the_version_grows_when_a_pod_needs_less() -> None:
     assert free_cpus(known, "n1") == 6
 
 
-# The accounting, against a recount from the events alone
+# What is remembered about nodes, against an estate that remembers nothing
 
 NODES = st.sampled_from(["n1", "n2", "n3"])
+TAINTS = st.sampled_from([[], [{"key": "a", "effect": "NoSchedule"}]])
+KINDS = [
+    pod("plain"),
+    pod("tolerant", tolerations=[{"operator": "Exists"}]),
+    pod("picky", nodeSelector={"zone": "a"}),
+    pod("choosy", affinity=affinity({"matchExpressions": [expression("zone", "NotIn", "a")]})),
+    pod("alike", nodeSelector={"zone": "a"}),
+    pod("large", cpu="8"),
+]
+
+
+LOOKS = st.fixed_dictionaries(
+    {
+        "labels": st.sampled_from([{}, {"zone": "a"}]),
+        "taints": TAINTS,
+        "unschedulable": st.booleans(),
+        "has": st.sampled_from([{}, {"cpu": "7"}]),
+    }
+)
+
+
+@given(st.lists(st.tuples(NODES, st.none() | LOOKS), max_size=12), st.integers(1, 4))
+def test_verdicts_that_are_remembered_are_those_of_a_new_estate(
+    changes: list[tuple[str, dict[str, Any] | None]], kinds: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("slicewise.k8s.fitness._MAX_KINDS", kinds)
+        known, there = Estate(), dict[str, Node]()
+        for name, what in changes:
+            if what is None:
+                there.pop(name, None)
+                known.node_gone(name)
+            else:
+                there[name] = node(name, **what)
+                known.node_changed(there[name])
+            anew = estate(*there.values())
+            for one in KINDS:
+                for where in ("n1", "n2", "n3"):
+                    assert known.misfit(one, where) == anew.misfit(one, where)
+
+
+# The accounting, against a recount from the events alone
+
 NAMES = st.sampled_from(["a", "b", "c", "d"])
 CPUS = st.sampled_from(["1", "1500m", "2"])
 
@@ -524,7 +577,7 @@ class Accounting(RuleBasedStateMachine):
 
     @invariant()
     def what_is_free_is_what_a_recount_says(self) -> None:
-        free = {name: 8000 for name in self.known.nodes}
+        free = dict.fromkeys(self.known.nodes, 8000)
         for one in self.pods.values():
             home = one.spec.node_name or self.chosen.get(one.metadata.uid)
             if home in free and not one.over:

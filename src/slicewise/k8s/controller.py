@@ -134,6 +134,7 @@ class Controller:
         self._fenced = False
         """Whether whoever led before can do no harm any more."""
         self._stopping = False
+        self.board.journal.trouble = self._problem()
 
     # Life
 
@@ -152,6 +153,23 @@ class Controller:
     def deciding(self) -> bool:
         """Whether this replica gives out devices now."""
         return self.ready and self._fenced and self.leadership.leads
+
+    # For those who look, from other threads
+
+    @property
+    def leads(self) -> bool:
+        """Whether this replica is the one that decides."""
+        return self.leadership.leads
+
+    @property
+    def problem(self) -> str:
+        """Why this replica does not know the cluster, or could not lead; empty if it does."""
+        return self.board.journal.trouble or self.leadership.trouble
+
+    @property
+    def waiting(self) -> int:
+        """How many pods wait for devices."""
+        return self._decider.waiting
 
     def run(self) -> None:
         """Decide until stopped."""

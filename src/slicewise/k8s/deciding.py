@@ -87,9 +87,10 @@ class Decider:
         """Let pods begin or cease to wait, the oldest first."""
         pods = self._wishes.pods
 
-        def age(key: str) -> tuple[float, str]:
+        def age(key: str) -> float:
+            """Whole seconds only: within one, the order in which they were heard of stands."""
             pod = pods.get(key)
-            return (0.0 if pod is None else moment(pod.metadata.creation_timestamp, 0.0)), key
+            return 0.0 if pod is None else moment(pod.metadata.creation_timestamp, 0.0)
 
         changed, self._look = self._look, {}
         for key in sorted(changed, key=age) if len(changed) > 1 else changed:

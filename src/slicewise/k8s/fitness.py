@@ -30,6 +30,8 @@ _CORDONED = Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
 _BY_CLASS = "deviceclass.resource.kubernetes.io/"
 """Extended resources of this prefix are devices, which are allocated and not counted."""
 _MAX_ASKS = 1 << 17
+_MAX_KINDS = 1 << 8
+"""Kinds of pods, by where they may be, for which verdicts on nodes are remembered."""
 
 Amounts = dict[str, int]
 """How much of each resource; thousandths where it is CPU."""
@@ -43,6 +45,8 @@ class _Ask:
     requests: Amounts
     trouble: str | None
     """Why its requests cannot be read."""
+    verdicts: dict[str, str | None]
+    """By node: what rules it out whatever is free there. Pods that are alike share them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,8 @@ class Estate:
         self._assumed: set[str] = set()
         """The pods that count on a node they are not bound to yet."""
         self._asks: dict[str, _Ask] = {}
+        self._verdicts: dict[object, dict[str, str | None]] = {}
+        """By what pods say about where they may be: the verdicts on nodes."""
 
     def node_changed(self, node: Node) -> None:
         """A node is there, or is no longer as it was."""
@@ -91,10 +97,14 @@ class Estate:
         )
         before, old = self.nodes.get(name), self._sites.get(name)
         self.nodes[name], self._sites[name] = node, site
+        if before is None or old is None:
+            self.version += 1
+            return
+        relabelled = before.metadata.labels != node.metadata.labels
+        if relabelled or before.spec != node.spec:
+            self._judge_anew(name)
         if (
-            before is None
-            or old is None
-            or before.metadata.labels != node.metadata.labels
+            relabelled
             or (before.spec.unschedulable and not node.spec.unschedulable)
             or not set(old.taints) <= set(site.taints)
             or any(much > old.has.get(resource, 0) for resource, much in site.has.items())
@@ -105,6 +115,7 @@ class Estate:
         """A node is no longer there; pods may still say that they are on it."""
         self.nodes.pop(name, None)
         self._sites.pop(name, None)
+        self._judge_anew(name)
 
     def pod_changed(self, pod: Pod) -> None:
         """A pod is there, or is no longer as it was."""
@@ -117,9 +128,10 @@ class Estate:
             self._leave(uid)
         elif pod.spec.node_name:
             self._assumed.discard(uid)
-            self._sit(uid, pod.spec.node_name, self._ask(pod).requests)
+            self._asks.pop(uid, None)
+            self._sit(uid, pod.spec.node_name, _counts_with(pod))
         elif uid in self._assumed:
-            self._sit(uid, self._seats[uid][0], self._ask(pod).requests)
+            self._sit(uid, self._seats[uid][0], _counts_with(pod))
 
     def pod_gone(self, key: str) -> None:
         """A pod is no longer there."""
@@ -148,37 +160,31 @@ class Estate:
             return "is not known"
         if pod.spec.node_name and pod.spec.node_name != node_name:
             return f"is not the pod's node, {pod.spec.node_name}"
-        tolerations = pod.spec.tolerations
-        if node.spec.unschedulable and not _tolerated(_CORDONED, tolerations):
-            return "is cordoned"
-        site = self._sites[node_name]
-        for taint in site.taints:
-            if not _tolerated(taint, tolerations):
-                value = f"={taint.value}" if taint.value else ""
-                return f"has taint {taint.key}{value}:{taint.effect}, which is not tolerated"
-        labels = node.metadata.labels
-        for key, value in pod.spec.node_selector.items():
-            if labels.get(key) != value:
-                return "does not match the pod's node selector"
-        affinity = pod.spec.affinity and pod.spec.affinity.node_affinity
-        if affinity and affinity.required and not matches(affinity.required, node):
-            return "does not match the pod's node affinity"
-        return self._lack(pod, node_name, site)
-
-    def _lack(self, pod: Pod, node_name: str, site: _Site) -> str | None:
-        """What there is too little of on the node."""
         ask = self._ask(pod)
+        if node_name in ask.verdicts:
+            verdict = ask.verdicts[node_name]
+        else:
+            verdict = ask.verdicts[node_name] = _verdict(pod, node, self._sites[node_name].taints)
+        return verdict or self._lack(ask, node_name)
+
+    def _judge_anew(self, node_name: str) -> None:
+        for verdicts in self._verdicts.values():
+            verdicts.pop(node_name, None)
+
+    def _lack(self, ask: _Ask, node_name: str) -> str | None:
+        """What there is too little of on the node."""
+        has = self._sites[node_name].has
         if ask.trouble is not None:
             return f"cannot be compared with what the pod asks for: {ask.trouble}"
         usage = self._usage.get(node_name)
         used, pods = (usage.amounts, usage.pods) if usage is not None else ({}, 0)
         # It may count there already, and does not stand in its own way.
-        seat = self._seats.get(pod.metadata.uid)
+        seat = self._seats.get(ask.pod.metadata.uid)
         own = seat[1] if seat is not None and seat[0] == node_name else None
-        if pods - (own is not None) >= site.has.get(_PODS, 0):
+        if pods - (own is not None) >= has.get(_PODS, 0):
             return "has no room for another pod"
         for resource, asked in ask.requests.items():
-            there = site.has.get(resource, 0)
+            there = has.get(resource, 0)
             free = there - used.get(resource, 0) + (own.get(resource, 0) if own else 0)
             if asked > free and not (there <= 0 and self._by_devices(resource)):
                 return _too_little(resource, there, max(0, free), asked)
@@ -195,15 +201,16 @@ class Estate:
             ask.pod is pod or (version and ask.pod.metadata.resource_version == version)
         ):
             return ask
-        try:
-            ask = _Ask(pod, requests(pod), None)
-        except SlicewiseError as error:
-            ask = _Ask(pod, {}, str(error))
-        if pod.spec.node_name:  # It will not be judged again, only counted.
-            self._asks.pop(uid, None)
-            return ask
-        if len(self._asks) >= _MAX_ASKS:
+        if len(self._asks) >= _MAX_ASKS or len(self._verdicts) >= _MAX_KINDS:
             self._asks.clear()
+            self._verdicts.clear()
+        spec = pod.spec
+        kind = (spec.tolerations, tuple(spec.node_selector.items()), spec.affinity)
+        verdicts = self._verdicts.setdefault(kind, {})
+        try:
+            ask = _Ask(pod, requests(pod), None, verdicts)
+        except SlicewiseError as error:
+            ask = _Ask(pod, {}, str(error), verdicts)
         self._asks[uid] = ask
         return ask
 
@@ -274,6 +281,14 @@ def requests(pod: Pod) -> Amounts:
     return {name: _counted(name, much) for name, much in together.items() if much and name != _PODS}
 
 
+def _counts_with(pod: Pod) -> Amounts:
+    """What a pod takes of its node; nothing if that cannot be read."""
+    try:
+        return requests(pod)
+    except SlicewiseError:
+        return {}
+
+
 def _asked(container: Container) -> dict[str, Amount]:
     return {name: amount(text) for name, text in container.resources.requests.items()}
 
@@ -299,7 +314,25 @@ def _allocatable(node: Node) -> Amounts:
     return found
 
 
-# Taints
+# What rules a node out, whatever is free there
+
+
+def _verdict(pod: Pod, node: Node, taints: Iterable[Taint]) -> str | None:
+    """Why a pod may not be on a node, by what both say of themselves."""
+    tolerations = pod.spec.tolerations
+    if node.spec.unschedulable and not _tolerated(_CORDONED, tolerations):
+        return "is cordoned"
+    for taint in taints:
+        if not _tolerated(taint, tolerations):
+            value = f"={taint.value}" if taint.value else ""
+            return f"has taint {taint.key}{value}:{taint.effect}, which is not tolerated"
+    labels = node.metadata.labels
+    if any(labels.get(key) != value for key, value in pod.spec.node_selector.items()):
+        return "does not match the pod's node selector"
+    affinity = pod.spec.affinity and pod.spec.affinity.node_affinity
+    if affinity and affinity.required and not matches(affinity.required, node):
+        return "does not match the pod's node affinity"
+    return None
 
 
 def _tolerated(taint: Taint, tolerations: Iterable[Toleration]) -> bool:

@@ -73,13 +73,7 @@ class Leadership:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            try:
-                self._try()
-                self.trouble = ""
-            except SlicewiseError as error:
-                self.trouble = str(error)
-            if self.leads and self._clock() >= self._until:
-                self._turn(False)
+            self.beat()
             self._stop.wait(self._seconds / 5)
         if self.leads:
             self._turn(False)
@@ -87,6 +81,16 @@ class Leadership:
                 self._give_up()
             except SlicewiseError as error:
                 self.trouble = str(error)
+
+    def beat(self) -> None:
+        """Renew the lease, or look whether it can be had."""
+        try:
+            self._try()
+            self.trouble = ""
+        except SlicewiseError as error:
+            self.trouble = str(error)
+        if self.leads and self._clock() >= self._until:
+            self._turn(False)
 
     def _try(self) -> None:
         began = self._clock()

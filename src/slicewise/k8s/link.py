@@ -6,6 +6,7 @@ that it can be decoded straight into the structures of `k8s.api`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,6 +24,8 @@ from slicewise.k8s.api import Happening, ListOf, Status
 T = TypeVar("T")
 
 PAGE = 500
+OLDEST = (1, 36)
+"""The first Kubernetes that has all that is relied upon, switched on."""
 _CONNECT_SECONDS = 5.0
 _ANSWER_SECONDS = 30.0
 _CONNECTIONS = 32
@@ -58,6 +61,14 @@ class UnreachableError(SlicewiseError):
     """The API did not answer, or not in time; what was asked for may have been done."""
 
 
+class _Version(msgspec.Struct):
+    """What a cluster says it is."""
+
+    major: str
+    minor: str
+    git_version: str = msgspec.field(default="", name="gitVersion")
+
+
 class Link:
     """The API of one cluster; may be used from several threads."""
 
@@ -88,6 +99,16 @@ class Link:
                 "or run inside a cluster"
             ) from None
         return cls(configuration)
+
+    def check(self) -> None:
+        """Refuse a cluster that does not answer, or whose Kubernetes is too old."""
+        found = self.get("/version", _Version)
+        number = tuple(int(re.sub(r"\D.*", "", text) or 0) for text in (found.major, found.minor))
+        if number < OLDEST:
+            raise SlicewiseError(
+                f"{self.server} is Kubernetes {found.git_version}, and this needs "
+                f"{'.'.join(map(str, OLDEST))} or later: see docs/kubernetes.md"
+            )
 
     def get(self, path: str, kind: type[T], **query: str) -> T:
         """One object."""

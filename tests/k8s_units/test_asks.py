@@ -1,0 +1,107 @@
+"""What claims ask for: by profile, by need, by their class; and what is refused, in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from tests.k8s_units.objects import OURS, claim, device_class, wants
+
+from slicewise.core.request import Need, Request
+from slicewise.k8s.asks import Asked, is_ours, read_ask
+
+CLASSES = {
+    OURS: device_class(),
+    "big": device_class("big", profile="7g.80gb"),
+    "mig.nvidia.com": device_class("mig.nvidia.com", sealed=False),
+}
+
+
+def request(name: str = "r", device: str = OURS, **exactly: object) -> dict[str, Any]:
+    return {"name": name, "exactly": {"deviceClassName": device, **exactly}}
+
+
+def test_a_class_is_ours_when_it_is_sealed_and_says_so() -> None:
+    assert is_ours(device_class())
+    assert not is_ours(device_class(sealed=False))
+
+
+def test_claims_of_other_classes_are_none_of_our_business() -> None:
+    assert read_ask(claim("c", request(device="mig.nvidia.com")), CLASSES) is None
+    assert read_ask(claim("c", request(device="unheard-of")), CLASSES) is None
+    assert read_ask(claim("c", {"name": "r", "firstAvailable": [{}]}), CLASSES) is None
+
+
+def test_a_profile_a_need_and_a_class_that_knows_its_profile() -> None:
+    asked = claim(
+        "c",
+        request("a", count=2),
+        request("b"),
+        request("w", "big"),
+        config=[
+            wants(profile="1g.10gb") | {"requests": ["a"]},
+            wants(compute=2, memoryGB=15, models=["A100"]) | {"requests": ["b"]},
+        ],
+    )
+    ask = read_ask(asked, CLASSES)
+    assert ask is not None
+    assert not ask.problem
+    assert ask.devices == (
+        Asked("a", Request("1g.10gb")),
+        Asked("a", Request("1g.10gb")),
+        Asked("b", Request(Need(2, 15.0), ("A100",))),
+        Asked("w", Request("7g.80gb")),
+    )
+
+
+def test_the_claim_goes_before_the_class() -> None:
+    ask = read_ask(claim("c", request(device="big"), config=[wants(compute=1)]), CLASSES)
+    assert ask is not None
+    assert ask.devices == (Asked("r", Request(Need(1, 0.0))),)
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (claim("c"), "does not say what it wants"),
+        (claim("c", config=[wants(profil="1g.10gb")]), "unknown parameter 'profil'"),
+        (claim("c", config=[wants(profile="1g", compute=1)]), "not both"),
+        (claim("c", config=[wants(profile=7)]), "must be a name"),
+        (claim("c", config=[wants(compute="two")]), "number of slices"),
+        (claim("c", config=[wants(compute=True)]), "number of slices"),
+        (claim("c", config=[wants(memoryGB="20Gi")]), "memoryGB must be a number"),
+        (claim("c", config=[wants(compute=1, models="A100")]), "list of names"),
+        (
+            claim("c", config=[{"opaque": {"driver": "slicewise.dev", "parameters": "1g"}}]),
+            "must be an object",
+        ),
+        (
+            claim(
+                "c",
+                config=[wants(kind="X")],
+            ),
+            "kind Slices",
+        ),
+        (claim("c", request(), request("s", "mig.nvidia.com")), "use two claims"),
+        (claim("c", request(allocationMode="All")), "allocationMode All"),
+        (claim("c", request(selectors=[{"cel": {"expression": "true"}}])), "selectors"),
+        (claim("c", request(adminAccess=True)), "adminAccess"),
+        (claim("c", request(capacity={"requests": {}})), "capacity"),
+        (claim("c", request(count=33), config=[wants(profile="1g.10gb")]), "33 devices"),
+    ],
+)
+def test_what_is_not_clear_is_refused_by_name(made: Any, words: str) -> None:
+    ask = read_ask(made, CLASSES)
+    assert ask is not None
+    assert words in ask.problem
+    assert ask.devices == ()
+
+
+def test_constraints_are_refused() -> None:
+    made = claim("c", config=[wants(profile="1g.10gb")])
+    devices = msgspec.structs.replace(made.spec.devices, constraints=({"matchAttribute": "x"},))
+    made = msgspec.structs.replace(made, spec=msgspec.structs.replace(made.spec, devices=devices))
+    ask = read_ask(made, CLASSES)
+    assert ask is not None
+    assert "constraints" in ask.problem

@@ -1,0 +1,141 @@
+"""The lease: one leads, the other waits until it is over, and nobody's clock is trusted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from slicewise.k8s.api import Lease
+from slicewise.k8s.leading import Leadership, running_clock
+from slicewise.k8s.link import ConflictError, MissingError, UnreachableError
+
+
+class OneLease:
+    """The API as far as a lease needs it: one object, refused when it is not the latest."""
+
+    def __init__(self) -> None:
+        self.body: dict[str, Any] | None = None
+        self.version = 0
+        self.cut = False
+
+    def get(self, path: str, kind: type[Any]) -> Any:
+        if self.cut:
+            raise UnreachableError("no answer")
+        if self.body is None:
+            raise MissingError(404, "NotFound", "no lease")
+        return msgspec.convert(self.body, kind)
+
+    def write(self, method: str, path: str, body: Any) -> bytes:
+        if self.cut:
+            raise UnreachableError("no answer")
+        meta = body["metadata"]
+        if method == "POST":
+            if self.body is not None:
+                raise ConflictError(409, "AlreadyExists", "there is one")
+        elif meta["resourceVersion"] != str(self.version):
+            raise ConflictError(409, "Conflict", "it has changed")
+        self.version += 1
+        self.body = {**body, "metadata": {**meta, "resourceVersion": str(self.version)}}
+        return b""
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def replica(api: OneLease, name: str, clock: Clock) -> tuple[Leadership, list[bool]]:
+    turns: list[bool] = []
+    made = Leadership(api, "ns", "lease", name, turns.append, 10.0, clock)  # type: ignore[arg-type]
+    return made, turns
+
+
+def test_one_leads_and_the_other_takes_over_when_its_time_is_over() -> None:
+    api, clock = OneLease(), Clock()
+    a, turns = replica(api, "a", clock)
+    b, _ = replica(api, "b", clock)
+    a.beat()
+    b.beat()
+    assert (a.leads, b.leads) == (True, False)
+    assert turns == [True]
+    assert b.holder == "a"
+    clock.now += 5
+    a.beat()  # renews
+    clock.now += 9.5
+    assert not a.valid()  # it does without the last part of its time
+    b.beat()
+    assert not b.leads  # it saw the renewal only now
+    clock.now += 10.5
+    b.beat()
+    assert b.leads
+    assert b.valid()
+    a.beat()
+    assert not a.leads
+    assert turns == [True, False]
+    assert api.body is not None
+    assert msgspec.convert(api.body, Lease).spec.lease_transitions == 1
+
+
+def test_a_leader_that_cannot_renew_ceases_by_itself() -> None:
+    api, clock = OneLease(), Clock()
+    a, turns = replica(api, "a", clock)
+    a.beat()
+    api.cut = True
+    clock.now += 4
+    a.beat()
+    assert a.leads
+    assert "no answer" in a.trouble
+    clock.now += 6
+    a.beat()
+    assert turns == [True, False]
+
+
+def test_a_lease_held_under_the_same_name_by_a_process_that_is_gone_has_to_run_out() -> None:
+    api, clock = OneLease(), Clock()
+    a, _ = replica(api, "a", clock)
+    a.beat()
+    again, _ = replica(api, "a", clock)
+    again.beat()
+    assert not again.leads
+    clock.now += 11
+    again.beat()
+    assert again.leads
+
+
+def test_whoever_gives_up_is_followed_at_once() -> None:
+    api, clock = OneLease(), Clock()
+    a, _ = replica(api, "a", clock)
+    a.start()
+    a.stop()
+    assert not a.leads
+    b, _ = replica(api, "b", clock)
+    b.beat()
+    assert b.leads
+
+
+def test_of_two_who_try_at_the_same_moment_one_leads() -> None:
+    api, clock = OneLease(), Clock()
+    a, _ = replica(api, "a", clock)
+    a.beat()
+    b, _ = replica(api, "b", clock)
+    b.beat()
+    clock.now += 20
+    seen = api.get("", Lease)
+    b.beat()
+    assert b.leads
+    c, _ = replica(api, "c", clock)
+    api.get = lambda path, kind: seen  # type: ignore[method-assign]
+    clock.now += 20
+    c.beat()
+    clock.now += 20
+    c.beat()
+    assert not c.leads  # its write was refused: the lease had changed
+
+
+def test_the_clock_runs() -> None:
+    first = running_clock()
+    assert running_clock() >= first > 0
