@@ -8,7 +8,7 @@ says: a board that is built anew from the same objects is the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
@@ -36,6 +36,7 @@ from slicewise.control.entries import (
 from slicewise.control.state import State, TenantStanding
 from slicewise.core.cluster import Instance
 from slicewise.core.errors import PlacementError
+from slicewise.core.geometry import Placement
 from slicewise.core.request import Request
 from slicewise.engine.offers import Offers
 from slicewise.k8s.api import ResourceClaim
@@ -69,6 +70,8 @@ class _Clash:
 
     claim: ResourceClaim
     gpus: tuple[int, ...]
+    against: frozenset[str]
+    """The claims on the board that it excludes."""
     why: str
 
 
@@ -185,28 +188,16 @@ class Board:
         self._record(claim, tuple(seats), instances, labels)
         return tuple(seats)
 
-    def holder(self, uid: str) -> _Entered | None:
-        """A claim as it is on the board."""
-        return self._claims.get(uid)
-
-    def others_on(self, uid: str) -> set[str]:
-        """The claims that clash with one, or with which it clashes."""
-        mine = self.clashes.get(uid)
-        gpus: Iterable[int] = mine.gpus if mine is not None else ()
-        entered = self._claims.get(uid)
-        if entered is not None:
-            gpus = entered.gpus
-        return {
-            other
-            for other, clash in self.clashes.items()
-            if other != uid and not set(gpus).isdisjoint(clash.gpus)
-        }
+    def claim(self, uid: str) -> ResourceClaim | None:
+        """A claim with an allocation, as it was last heard of."""
+        return self._allocated.get(uid)
 
     def _enter_claim(self, claim: ResourceClaim, seats: tuple[Seat, ...]) -> None:
         """Put an allocation on the board, as far as its devices are known here."""
         cluster = self.state.cluster
         placed: list[Instance] = []
         blocked: list[int] = []
+        against: set[str] = set()
         why = ""
         for seat in seats:
             key = seat.driver, seat.pool
@@ -226,16 +217,29 @@ class Board:
                 placed.append(cluster.put(gpu, placement.number))
             except PlacementError as error:
                 blocked.append(gpu)
+                against |= self._in_the_way(gpu, placement)
                 why = str(error)
         if blocked:
             for instance in reversed(placed):
                 cluster.undo_place(instance)
             gpus = tuple(dict.fromkeys([*blocked, *(one.gpu for one in placed)]))
-            self.clashes[claim.metadata.uid] = _Clash(claim, gpus, why)
+            self.clashes[claim.metadata.uid] = _Clash(claim, gpus, frozenset(against), why)
             for gpu in gpus:
                 self.pools.hold(gpu, claim.metadata.uid, True)
         elif placed:
             self._record(claim, seats, tuple(placed), {})
+
+    def _in_the_way(self, gpu: int, placement: Placement) -> set[str]:
+        """The claims that leave no room for a placement: by its slices, or by what is shared."""
+        there = self.state.cluster.instances_on(gpu)
+        geometry = self.state.cluster.state(gpu).geometry
+        over = [
+            one
+            for one in there
+            if geometry.profile(one.profile).window(one.start) & placement.window
+        ]
+        owners = (self.state.owner.get(one.id) for one in over or there)
+        return {owner for owner in owners if owner is not None}
 
     def _record(
         self,

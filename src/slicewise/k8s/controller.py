@@ -17,7 +17,6 @@ from typing import Any
 from slicewise.control.entries import QuotaRecord, Seconds
 from slicewise.engine.queue import Discipline
 from slicewise.k8s.api import DeviceClass, Namespace, Node, Pod, ResourceClaim
-from slicewise.k8s.asks import read_ask
 from slicewise.k8s.board import Board
 from slicewise.k8s.deciding import Decider
 from slicewise.k8s.devices import Library, read_pool
@@ -131,6 +130,8 @@ class Controller:
         self._listing: dict[str, set[str]] = {}
         """By kind that is being listed: what has been named so far."""
         self._unlisted = {kind.name for kind in KINDS}
+        self._rivals_known: set[str] | None = None
+        """The drivers for whose devices rivals are known; None if they have to be found anew."""
         self._fenced = False
         """Whether whoever led before can do no harm any more."""
         self._stopping = False
@@ -211,6 +212,7 @@ class Controller:
         except Empty:
             pass
         self._read_pools()
+        self._note_rivals()
         self._decider.look()
         self.board.journal.trouble = self._problem()
         if self.leadership.leads and self.ready and not (self._fenced or self._hand.fencing):
@@ -283,6 +285,7 @@ class Controller:
             case DeviceClass():
                 self.wishes.classes[thing.metadata.name] = thing
                 self._decider.look_at_all()
+                self._rivals_known = None
             case Namespace():
                 self.board.set_tenant(thing.metadata.name, quota_of(thing))
             case Node():
@@ -300,6 +303,7 @@ class Controller:
             case CLASSES.name:
                 self.wishes.classes.pop(key, None)
                 self._decider.look_at_all()
+                self._rivals_known = None
             case NAMESPACES.name:
                 self.board.drop_tenant(key)
             case NODES.name:
@@ -338,17 +342,29 @@ class Controller:
         self.wishes.claims[key] = claim
         if self._decider.stale.get(uid) != claim.metadata.resource_version:
             self._decider.stale.pop(uid, None)
-        ours = read_ask(claim, self.wishes.classes) is not None
-        now = self._decider.clock()
-        if not ours:
-            rival = may_want(claim, self.wishes.classes, self.board.pools.drivers)
-            self.rivals.note(claim, rival, now)
+        ours = self._note_rival(claim)
         if claim.status.allocation is not None or uid not in self._decider.writing:
             self.board.settle(claim)
         if ours:
             self._look_at_ours(claim, before)
         for pod in self.wishes.users(key):
             self._decider.look_at(pod)
+
+    def _note_rival(self, claim: ResourceClaim) -> bool:
+        """Note whether a claim of others may want our devices; returns whether it is ours."""
+        if self.wishes.is_ours(claim):
+            return True
+        rival = may_want(claim, self.wishes.classes, self.board.pools.drivers)
+        self.rivals.note(claim, rival, self._decider.clock())
+        return False
+
+    def _note_rivals(self) -> None:
+        """Look at all claims again: classes have changed, or whose devices are known."""
+        drivers = self.board.pools.drivers
+        if self._rivals_known != drivers:
+            self._rivals_known = drivers
+            for claim in self.wishes.claims.values():
+                self._note_rival(claim)
 
     def _look_at_ours(self, claim: ResourceClaim, before: ResourceClaim | None) -> None:
         uid = claim.metadata.uid

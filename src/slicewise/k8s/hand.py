@@ -172,20 +172,32 @@ class Hand:
                 self._judge(claim, True, "nobody else has these slices")
 
     def give_way(self) -> None:
-        """Give up an allocation of ours where one of others excludes it."""
-        for uid, one in list(self._rivals.tentative.items()):
-            claim = self._wishes.claims.get(one.claim)
-            if claim is None or claim.status.allocation is None:
-                continue
-            if uid not in self._board.clashes and not self._board.others_on(uid):
-                continue
-            del self._rivals.tentative[uid]
-            self._tally.conflicts += 1
-            log.warning("claim %s gives way to another on the same slices", one.claim)
-            if claim.status.reserved_for:
-                self._judge(claim, False, "another claim was given these slices at the same moment")
-            else:
-                self.take_back(claim)
+        """Give up allocations of ours where those of others exclude them."""
+        for uid, clash in list(self._board.clashes.items()):
+            if not self._gives_way(uid):
+                for other in sorted(clash.against):
+                    self._gives_way(other)
+
+    def _gives_way(self, uid: str) -> bool:
+        """Give an allocation up if it is ours to take back; returns whether it is."""
+        claim = self._board.claim(uid)
+        if claim is None or not self._may_give_way(claim):
+            return False
+        self._rivals.tentative.pop(uid, None)
+        self._tally.conflicts += 1
+        log.warning("claim %s gives way to another on the same slices", claim.metadata.key)
+        if claim.status.reserved_for:
+            self._judge(claim, False, "another claim was given these slices as well")
+        else:
+            self.take_back(claim)
+        return True
+
+    def _may_give_way(self, claim: ResourceClaim) -> bool:
+        """Whether a claim is ours to take back: no pod is bound with it yet."""
+        uid = claim.metadata.uid
+        if uid in self._undoing or uid in self._decider.writing or not self._wishes.is_ours(claim):
+            return False
+        return uid in self._rivals.tentative or not claim.status.reserved_for
 
     def _judge(self, claim: ResourceClaim, confirmed: bool, why: str) -> None:
         def judged(result: ResourceClaim | None, error: SlicewiseError | None) -> None:
