@@ -45,7 +45,7 @@ def a100() -> Geometry:
     return Catalog.builtin().find("A100-80GB").require()
 
 
-LONG = ("e2e", "dashboard", "sim", "agent", "fakedriver")
+LONG = ("e2e", "k8s", "dashboard", "sim", "agent", "fakedriver")
 """Folders with files that take minutes: begun first, so that no core is left with one."""
 
 

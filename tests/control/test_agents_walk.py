@@ -189,7 +189,7 @@ def _agent_step(rng: random.Random, office: Office, box: Box) -> None:
 
 
 @given(seed=st.integers(0, 1 << 32), steps=st.integers(1, 250))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=35, deadline=None)
 def test_whatever_agents_do_the_books_are_true(seed: int, steps: int) -> None:
     rng = random.Random(seed)
     office = Office()
@@ -236,7 +236,7 @@ def test_whatever_agents_do_the_books_are_true(seed: int, steps: int) -> None:
 
 
 @given(seed=st.integers(0, 1 << 32), steps=st.integers(1, 150))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_in_the_end_the_hardware_is_what_was_decided(seed: int, steps: int) -> None:
     rng = random.Random(seed)
     office = Office()

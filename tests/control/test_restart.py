@@ -143,7 +143,7 @@ def _opening(office: Office) -> None:
     policy=st.sampled_from(POLICIES),
     discipline=st.sampled_from(DISCIPLINES),
 )
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_replaying_the_journal_gives_the_same_state_and_the_same_decisions(
     seed: int, policy: str, discipline: Discipline
 ) -> None:

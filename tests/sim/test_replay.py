@@ -228,7 +228,7 @@ def second_by_second(a100: Geometry, name: str, jobs: list[Job], gpus: int) -> d
     }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(stream=STREAM, name=st.sampled_from(policy_names()))
 def test_a_replay_is_what_the_clock_gives(
     a100: Geometry, stream: list[tuple[int, int | None, str, int]], name: str
@@ -319,7 +319,7 @@ def test_a_replay_needs_policies_that_are_not_called_as_the_limit_is(a100: Geome
     assert row["fragmentation"] is row["oracle_rejected_share"] is None
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(stream=STREAM, name=st.sampled_from(policy_names()), gpus=st.integers(1, 6))
 def test_who_rejects_nothing_needs_no_fewer_gpus_than_the_limit(
     a100: Geometry, stream: list[tuple[int, int | None, str, int]], name: str, gpus: int
@@ -379,7 +379,7 @@ class Reaching(EngineHost):
         return reason
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     stream=STREAM,
     name=st.sampled_from([n for n in policy_names() if not n.startswith("round-robin")]),
