@@ -13,7 +13,7 @@ from slicewise.k8s.asks import Asked, is_ours, read_ask
 
 CLASSES = {
     OURS: device_class(),
-    "big": device_class("big", profile="7g.80gb"),
+    "big.slicewise.dev": device_class("big.slicewise.dev", profile="7g.80gb"),
     "mig.nvidia.com": device_class("mig.nvidia.com", sealed=False),
 }
 
@@ -22,9 +22,18 @@ def request(name: str = "r", device: str = OURS, **exactly: object) -> dict[str,
     return {"name": name, "exactly": {"deviceClassName": device, **exactly}}
 
 
-def test_a_class_is_ours_when_it_is_sealed_and_says_so() -> None:
-    assert is_ours(device_class())
-    assert not is_ours(device_class(sealed=False))
+def test_a_class_is_ours_by_its_name_unless_the_stock_scheduler_would_serve_it() -> None:
+    assert is_ours(OURS, {})
+    assert is_ours(OURS, {OURS: device_class()})
+    assert not is_ours(OURS, {OURS: device_class(sealed=False)})
+    assert not is_ours("mig.nvidia.com", CLASSES)
+    assert not is_ours("slicewise.dev", {})
+
+
+def test_a_class_need_not_exist() -> None:
+    ask = read_ask(claim("c", config=[wants(profile="1g.10gb")]), {})
+    assert ask is not None
+    assert ask.devices == (Asked("r", Request("1g.10gb")),)
 
 
 def test_claims_of_other_classes_are_none_of_our_business() -> None:
@@ -38,7 +47,7 @@ def test_a_profile_a_need_and_a_class_that_knows_its_profile() -> None:
         "c",
         request("a", count=2),
         request("b"),
-        request("w", "big"),
+        request("w", "big.slicewise.dev"),
         config=[
             wants(profile="1g.10gb") | {"requests": ["a"]},
             wants(compute=2, memoryGB=15, models=["A100"]) | {"requests": ["b"]},
@@ -56,7 +65,9 @@ def test_a_profile_a_need_and_a_class_that_knows_its_profile() -> None:
 
 
 def test_the_claim_goes_before_the_class() -> None:
-    ask = read_ask(claim("c", request(device="big"), config=[wants(compute=1)]), CLASSES)
+    ask = read_ask(
+        claim("c", request(device="big.slicewise.dev"), config=[wants(compute=1)]), CLASSES
+    )
     assert ask is not None
     assert ask.devices == (Asked("r", Request(Need(1, 0.0))),)
 

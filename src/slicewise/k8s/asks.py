@@ -1,8 +1,10 @@
 """What a claim asks of slicewise: its classes, and the parameters they and the claim carry.
 
-A class is slicewise's when it says so, by an opaque configuration for the driver ``slicewise.dev``,
-and when it is *sealed*: its selector is ``false``, so that the stock scheduler never finds a device
-for it. Claims of such a class wait until slicewise gives them devices.
+A class is slicewise's when its name ends in ``.slicewise.dev``. There need not be an object of that
+name: the stock scheduler leaves a claim alone whose class does not exist, without looking at a
+single device, and that is what is wanted. Where there is one, to carry parameters for all its
+claims, it must be *sealed*: its selector is ``false``, so that the stock scheduler never finds a
+device for it. Either way such claims wait until slicewise gives them devices.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import Any
 from slicewise.core.request import Need, Request
 from slicewise.k8s.api import Configuration, DeviceClass, DeviceRequest, ResourceClaim
 
+SUFFIX = ".slicewise.dev"
 DRIVER = "slicewise.dev"
 """The name under which parameters for slicewise are written; it has no devices of its own."""
 API_VERSION, KIND = "slicewise.dev/v1", "Slices"
@@ -42,6 +45,11 @@ class Ask:
     problem: str = ""
 
 
+def is_ours(name: str, classes: Mapping[str, DeviceClass]) -> bool:
+    """Whether slicewise gives devices to claims of this class."""
+    return name.endswith(SUFFIX) and (name not in classes or is_sealed(classes[name]))
+
+
 def is_sealed(device_class: DeviceClass) -> bool:
     """Whether no device ever meets the class, so that only slicewise serves it."""
     return any(
@@ -50,16 +58,11 @@ def is_sealed(device_class: DeviceClass) -> bool:
     )
 
 
-def is_ours(device_class: DeviceClass) -> bool:
-    """Whether slicewise gives devices to claims of this class."""
-    return is_sealed(device_class) and any(map(_for_us, device_class.spec.config))
-
-
 def read_ask(claim: ResourceClaim, classes: Mapping[str, DeviceClass]) -> Ask | None:
     """What a claim asks for; None if that is no business of slicewise."""
     requests = claim.spec.devices.requests
     named = [request.exactly.device_class_name if request.exactly else "" for request in requests]
-    ours = [name in classes and is_ours(classes[name]) for name in named]
+    ours = [is_ours(name, classes) for name in named]
     if not any(ours):
         return None
     try:
@@ -97,10 +100,13 @@ def _read_request(
         raise AskError(f"{where}: adminAccess is for classes of the driver itself")
     if exactly.capacity is not None:
         raise AskError(f"{where}: capacity is not supported; say memoryGB in the parameters")
-    device_class = classes[exactly.device_class_name]
+    device_class = classes.get(exactly.device_class_name)
     parameters: dict[str, Any] = {}
     for source, configurations in (
-        (f"class {exactly.device_class_name}", device_class.spec.config),
+        (
+            f"class {exactly.device_class_name}",
+            () if device_class is None else device_class.spec.config,
+        ),
         (f"claim {claim.metadata.name}", claim.spec.devices.config),
     ):
         # The claim goes before the class: what it wants is not mixed with what the class says.

@@ -20,7 +20,7 @@ from slicewise.k8s.deciding import Decider
 from slicewise.k8s.rivals import Rivals
 from slicewise.k8s.tally import Tally
 from slicewise.k8s.wishes import Wishes
-from slicewise.k8s.writing import Decision, Pen
+from slicewise.k8s.writing import Decision, NotWrittenError, Pen
 
 WRITERS = 8
 
@@ -63,6 +63,8 @@ class Hand:
         self._undoing: set[str] = set()
         """Claims whose allocation is being taken back."""
         self.fencing = False
+        self._gone: set[str] = set()
+        """Claims that went while it was fenced."""
 
     def stop(self) -> None:
         """Finish what has been begun."""
@@ -80,10 +82,18 @@ class Hand:
 
         self._writers.submit(call)
 
+    def gone(self, uid: str) -> None:
+        """A claim is gone."""
+        if self.fencing:
+            self._gone.add(uid)
+
     def _take_in(self, claim: ResourceClaim) -> None:
         """A claim as it was written; it may be gone by now."""
-        if claim.metadata.key in self._wishes.claims:
+        known = self._wishes.claims.get(claim.metadata.key)
+        if known is not None and known.metadata.uid == claim.metadata.uid:
             self._know(claim)
+        else:
+            self._board.forget(claim.metadata.uid)
 
     # Giving
 
@@ -107,18 +117,21 @@ class Hand:
         else:
             log.info("not written for pod %s: %s", decision.pod, error)
             self._tally.failed += 1
+            now = error.claims if isinstance(error, NotWrittenError) else ()
+            for grant in decision.grants:
+                # Unless it is known how the claim is now, nothing is done before that is known.
+                meta = grant.claim.metadata
+                self._decider.stale[meta.uid] = meta.resource_version
+            for claim in now:
+                self._take_in(claim)
             for grant in decision.grants:
                 self._forget_hope(grant.claim)
         for claim in claims or ():
-            if claim.metadata.key in self._wishes.claims:
-                self._know(claim)
-            else:
-                self._board.forget(claim.metadata.uid)  # deleted meanwhile
+            self._take_in(claim)
 
     def _forget_hope(self, claim: ResourceClaim) -> None:
         """What was decided for a claim did not come about: what the API says counts."""
         meta = claim.metadata
-        self._decider.stale[meta.uid] = meta.resource_version
         self._rivals.tentative.pop(meta.uid, None)
         known = self._wishes.claims.get(meta.key)
         if known is not None and known.metadata.uid == meta.uid:
@@ -203,11 +216,6 @@ class Hand:
         def judged(result: ResourceClaim | None, error: SlicewiseError | None) -> None:
             if result is not None:
                 self._take_in(result)
-                return
-            known = self._wishes.claims.get(claim.metadata.key)
-            if known is not None and known.status.allocation == claim.status.allocation:
-                # It changed meanwhile: the scheduler added the pod, most likely. Once more.
-                self._judge(known, confirmed, why)
 
         self._in_background(lambda: self._pen.confirm(claim, confirmed, why), judged)
 
@@ -216,14 +224,17 @@ class Hand:
     def fence(self, identity: str, then: Callable[[bool], None]) -> None:
         """Shut out whoever led before; ``then`` is told whether that is done."""
         self.fencing = True
-        classes = list(self._wishes.classes.values())
+        self._gone.clear()
+        classes = dict(self._wishes.classes)
 
-        def done(touched: list[ResourceClaim] | None, error: SlicewiseError | None) -> None:
+        def done(found: list[ResourceClaim] | None, error: SlicewiseError | None) -> None:
             self.fencing = False
             if error is not None:
                 log.warning("cannot lead yet: %s", error)
-            for claim in touched or ():
-                self._take_in(claim)
+            for claim in found or ():
+                # Also those that our watch has yet to bring.
+                if claim.metadata.uid not in self._gone:
+                    self._know(claim)
             then(error is None)
 
         self._in_background(lambda: self._pen.fence(classes, identity), done)
@@ -237,6 +248,6 @@ class Hand:
             self.take_back_if_abandoned(claim)
             held_back = any(result.binding_conditions for result in allocation.devices.results)
             if held_back and not claim.status.devices:
-                uid = claim.metadata.uid
-                self._rivals.begin(uid, claim.metadata.key, self._decider.clock())
-                self._rivals.came_back(uid)
+                meta = claim.metadata
+                self._rivals.begin(meta.uid, meta.key, self._decider.clock())
+                self._know(claim)

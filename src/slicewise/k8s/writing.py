@@ -7,8 +7,9 @@ that was paused and replaced is refused: see `fence`.
 
 from __future__ import annotations
 
+import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -17,9 +18,16 @@ import msgspec
 
 from slicewise.core.errors import SlicewiseError
 from slicewise.k8s.api import DeviceClass, ResourceClaim
-from slicewise.k8s.asks import is_ours
+from slicewise.k8s.asks import read_ask
 from slicewise.k8s.board import Seat, seats_of
-from slicewise.k8s.link import MERGE, ApiError, Link, MissingError, UnreachableError
+from slicewise.k8s.link import (
+    MERGE,
+    ApiError,
+    ConflictError,
+    Link,
+    MissingError,
+    UnreachableError,
+)
 from slicewise.k8s.watching import CLAIMS, RESOURCE
 
 FINALIZER = "resource.kubernetes.io/delete-protection"
@@ -27,11 +35,22 @@ CONFIRMED, CONFLICT = "slicewise.dev/confirmed", "slicewise.dev/conflict"
 LEADER = "slicewise.dev/leader"
 """The annotation by which a new leader shuts out the old one."""
 
+_AGAIN_SECONDS = 0.2
+"""How long to wait where the API did not answer."""
+
 _decode = msgspec.json.Decoder(ResourceClaim).decode
 
 
 class NotLeadingError(SlicewiseError):
     """The lease is over: somebody else may be deciding."""
+
+
+class NotWrittenError(SlicewiseError):
+    """Devices were not given, and will not be; ``claims`` are how the claims are now."""
+
+    def __init__(self, why: str, claims: Sequence[ResourceClaim]) -> None:
+        super().__init__(why)
+        self.claims = claims
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +92,16 @@ class Pen:
         self._pause = pause
 
     def allocate(self, decision: Decision) -> list[ResourceClaim]:
-        """Write all allocations of a decision, or take back those that were written, and raise."""
-        written: list[ResourceClaim] = []
+        """Write all allocations of a decision, or make sure that there are none, and raise."""
         try:
-            for grant in decision.grants:
-                written.append(self._allocate(grant, decision))
-        except SlicewiseError:
-            for claim in reversed(written):
-                self.deallocate(claim)
-            raise
-        return written
+            return [self._allocate(grant, decision) for grant in decision.grants]
+        except NotLeadingError:
+            raise  # nothing can be made sure of
+        except SlicewiseError as error:
+            if isinstance(error, UnreachableError):
+                self._pause(_AGAIN_SECONDS)
+            there = [self._withdraw(grant) for grant in reversed(decision.grants)]
+            raise NotWrittenError(str(error), [one for one in there if one is not None]) from None
 
     def _allocate(self, grant: Grant, decision: Decision) -> ResourceClaim:
         claim = grant.claim
@@ -93,17 +112,30 @@ class Pen:
         try:
             return self._patch(claim, body, "/status")
         except UnreachableError:
-            there = self._look(claim)
+            there = self._touch(claim)
             if there is not None and seats_of(there) == grant.seats:
                 return there
             raise
 
+    def _withdraw(self, grant: Grant) -> ResourceClaim | None:
+        """See that a claim has not what was meant for it, now or later; how it is, if it is."""
+        while True:
+            claim = self._touch(grant.claim)
+            if claim is None or seats_of(claim) != grant.seats or claim.status.reserved_for:
+                return claim
+            freed = self.deallocate(claim)
+            if freed is not None:
+                return freed
+
     def deallocate(self, claim: ResourceClaim) -> ResourceClaim | None:
         """Take back an allocation that no pod uses; None if the claim is gone or was changed."""
-        try:
-            return self._patch(claim, {"allocation": None, "devices": None}, "/status")
-        except ApiError:
-            return None
+        while True:
+            try:
+                return self._patch(claim, {"allocation": None, "devices": None}, "/status")
+            except UnreachableError:
+                self._pause(_AGAIN_SECONDS)
+            except ApiError:
+                return None
 
     def confirm(self, claim: ResourceClaim, confirmed: bool, why: str) -> ResourceClaim | None:
         """Let a pod be bound that waits for this, or say that it must not be."""
@@ -118,31 +150,54 @@ class Pen:
             {"driver": s.driver, "pool": s.pool, "device": s.device, "conditions": [condition]}
             for s in seats_of(claim)
         ]
-        try:
-            return self._patch(claim, {"devices": devices}, "/status")
-        except ApiError:
-            return None
+        allocation = claim.status.allocation
+        while True:
+            try:
+                return self._patch(claim, {"devices": devices}, "/status")
+            except ConflictError:  # the scheduler has added the pod, most likely
+                there = self._look(claim)
+                if there is None or there.status.allocation != allocation:
+                    return None
+                claim = there
+            except UnreachableError:
+                self._pause(_AGAIN_SECONDS)
+            except ApiError:
+                return None
 
-    def fence(self, classes: Iterable[DeviceClass], identity: str) -> list[ResourceClaim]:
+    def fence(self, classes: Mapping[str, DeviceClass], identity: str) -> list[ResourceClaim]:
         """Shut out whoever led before: touch every claim it might still give devices to.
 
         It may have been paused with a decision in hand, and wake up at any time. Its write carries
         the version of the claim it knew while its lease ran; after this there is a newer one.
+        Returns all claims as they are then: what it gave to others may not be known here yet.
         """
-        ours = {one.metadata.name for one in classes if is_ours(one)}
-        touched = []
+        found = []
         for page in self._link.pages(CLAIMS.path, ResourceClaim):
             for claim in page.items:
-                named = {
-                    r.exactly.device_class_name for r in claim.spec.devices.requests if r.exactly
-                }
-                if claim.status.allocation is None and not named.isdisjoint(ours):
-                    mark = {"annotations": {LEADER: f"{identity} {now_text()}"}}
-                    try:
-                        touched.append(self._patch(claim, {}, metadata=mark, free=True))
-                    except MissingError:
-                        continue
-        return touched
+                there: ResourceClaim | None = claim
+                if claim.status.allocation is None and read_ask(claim, classes) is not None:
+                    there = self._touch(claim, identity)
+                if there is not None:
+                    found.append(there)
+        return found
+
+    def _touch(self, claim: ResourceClaim, identity: str = "") -> ResourceClaim | None:
+        """Change a claim a little, whatever it takes, and return it; None if it is gone.
+
+        What was sent to it before, and has not arrived, is refused from then on.
+        """
+        # Different each time: what changes nothing makes no new version.
+        mark = {"annotations": {LEADER: f"{identity} {now_text()} {secrets.token_hex(4)}".strip()}}
+        while True:
+            try:
+                return self._patch(claim, {}, metadata=mark, free=True)
+            except MissingError:
+                return None
+            except ConflictError:
+                if self._look(claim) is None:
+                    return None
+            except UnreachableError:
+                self._pause(_AGAIN_SECONDS)
 
     def _patch(
         self,
@@ -175,7 +230,7 @@ class Pen:
             except MissingError:
                 return None
             except UnreachableError:
-                self._pause(0.2)
+                self._pause(_AGAIN_SECONDS)
 
 
 def claim_path(claim: ResourceClaim) -> str:
