@@ -41,6 +41,7 @@ CONTROLLERS = (
     "namespace-controller",
     "serviceaccount-controller",
     "serviceaccount-token-controller",
+    "clusterrole-aggregation-controller",
     "pod-garbage-collector-controller",
     "taint-eviction-controller",
     "device-taint-eviction-controller",
@@ -242,7 +243,7 @@ class Plane:
 
     def _start(self) -> None:
         for attempt in range(1, _TRIES + 1):
-            names = [*self.parts, "etcd-peer"]
+            names = [*PARTS, "etcd-peer"]
             self._ports = dict(zip(names, free_ports(len(names)), strict=True))
             self._write_kubeconfig(self.kubeconfig, self.token, "default")
             try:

@@ -15,7 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,19 +49,31 @@ PROGRAMS = (
     Program("kubectl", "controlplane", "k8s.io/kubernetes/cmd/kubectl"),
     Program("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok"),
 )
+HELM = (Program("helm", "helm", "helm.sh/helm/v4/cmd/helm"),)
+"""Built for itself: few tests need it, and it takes as long as all the others."""
 _HERE = Path(__file__).parent
+
+
+def require_helm(tell: Callable[[str], None] = lambda line: None) -> Path:
+    """The program that renders charts."""
+    return _require(HELM, tell) / "helm"
 
 
 def require_programs(tell: Callable[[str], None] = lambda line: None) -> Path:
     """The folder that holds them all; what is missing is built, by one process at a time."""
+    return _require(PROGRAMS, tell)
+
+
+def _require(programs: Sequence[Program], tell: Callable[[str], None]) -> Path:
     go, version = _go()
-    folder = _folder(version)
+    folder = _folder(version, programs)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        missing = [p for p in PROGRAMS if not (folder / p.name).exists()]
+        missing = [p for p in programs if not (folder / p.name).exists()]
         if missing:
-            tell(f"Building Kubernetes {KUBERNETES} for the tests (minutes, the first time).")
+            what = f"Kubernetes {KUBERNETES}" if programs is PROGRAMS else missing[0].name
+            tell(f"Building {what} for the tests (minutes, the first time).")
         for number, program in enumerate(missing, 1):
             tell(f"  {number} of {len(missing)}: {program.name}")
             _build(go, program, folder)
@@ -71,7 +83,8 @@ def require_programs(tell: Callable[[str], None] = lambda line: None) -> Path:
 def _go() -> tuple[str, str]:
     """Go and its version, or a sentence that says what is wanted."""
     wanted = ".".join(map(str, GO))
-    go = os.environ.get("GO") or shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
+    named = os.environ.get("GO", "go")
+    go = shutil.which(named) or shutil.which(named, path="/usr/local/go/bin")
     if go is None:
         raise MissingServiceError(
             f"Go is not installed: the Kubernetes tests build their control plane with Go {wanted} "
@@ -83,17 +96,18 @@ def _go() -> tuple[str, str]:
     version = done.stdout.strip()
     found = re.match(r"go(\d+)\.(\d+)", version)
     if done.returncode or found is None or (int(found[1]), int(found[2])) < GO:
+        what = version or done.stderr.strip() or "not Go"
         raise MissingServiceError(
-            f"{go} is {version or done.stderr.strip()}: the Kubernetes tests build their control "
-            f"plane with Go {wanted} or newer; install it, or name the program in GO"
+            f"{go} is {what}: the Kubernetes tests build their control plane with Go {wanted} or "
+            "newer; install it, or name the program in GO"
         )
     return go, version
 
 
-def _folder(version: str) -> Path:
+def _folder(version: str, programs: Sequence[Program]) -> Path:
     """A folder for exactly these sources, this Go and these flags."""
     told = hashlib.sha256(repr((version, _FLAGS, _LINKER_FLAGS, _ENVIRONMENT)).encode())
-    for module in sorted({program.module for program in PROGRAMS}):
+    for module in sorted({program.module for program in programs}):
         for name in ("go.mod", "go.sum"):
             told.update((_HERE / module / name).read_bytes())
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -126,6 +140,7 @@ def main() -> int:
     """Build what is missing and print where they are."""
     try:
         print(require_programs(lambda line: print(line, flush=True)))
+        print(require_helm(lambda line: print(line, flush=True)))
     except MissingServiceError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.k8s.api import until
+from tests.k8s.api import RESOURCE, until
 from tests.k8s.cluster import (
     allocated,
     claim,
@@ -26,7 +26,6 @@ from tests.k8s.replica import OUR_CLASS, SEALED, Replica, running, wants
 
 @pytest.fixture
 def replica(plane: Plane, tmp_path: Path) -> Iterator[Replica]:
-    make_classes(plane.api, [SEALED])
     with running(plane.kubeconfig, tmp_path, "--lease-seconds", "2") as one:
         yield one
         print(one.log.read_text())
@@ -66,6 +65,21 @@ def test_a_need_and_several_devices_of_one_pod_are_on_one_node(
     assert len(got) == 4
     assert len({node for node, _ in got}) == 1
     assert sum("2g20gb" in device for _, device in got) == 3
+
+
+def test_a_class_that_exists_is_sealed_and_may_say_what_its_claims_want(
+    plane: Plane, nodes: Nodes, space: str, replica: Replica
+) -> None:
+    nodes(1, "A100-80GB", gpus=1)
+    half = {**SEALED, "metadata": {"name": "half.slicewise.dev"}}
+    half["spec"] = {**SEALED["spec"], "config": [wants(profile="3g.40gb")]}
+    make_classes(plane.api, [half])
+    plane.api.create(templates_in(space), template("t", device_request("half.slicewise.dev")))
+    plane.api.create(pods_in(space), pod("a", templates=["t"]))
+    until_running(plane.api, space, "a")
+    [(_, device)] = allocated(plane.api, space, "a")
+    assert "3g40gb" in device
+    plane.api.delete(f"{RESOURCE}/deviceclasses/half.slicewise.dev")
 
 
 def test_a_shared_claim_is_given_once(

@@ -28,7 +28,7 @@ def amounts(counters: Json) -> Counter[str]:
 
 
 def states(geometry: Geometry) -> Iterator[list[tuple[str, int]]]:
-    """Every set of instances that fits on one GPU, smallest windows' starts first."""
+    """Every set of instances that fits on one GPU, in the order of their starts."""
     order = sorted(geometry.placements, key=lambda p: (p.start, p.number))
     totals = [budget.total for budget in geometry.all_budgets]
 
@@ -47,7 +47,7 @@ def states(geometry: Geometry) -> Iterator[list[tuple[str, int]]]:
     yield from extend([], 0, totals, 0)
 
 
-def test_whatever_the_geometry_allows_the_counters_allow(geometry: Geometry) -> None:
+def test_the_counters_allow_what_the_geometry_allows_and_nothing_else(geometry: Geometry) -> None:
     counters, devices = (one["spec"] for one in resource_slices("n", geometry.model, 1))
     [total] = counters["sharedCounters"]
     has = amounts(total["counters"])
@@ -63,17 +63,20 @@ def test_whatever_the_geometry_allows_the_counters_allow(geometry: Geometry) -> 
     whole = {"gpu-0"} & set(consumed)
     assert set(consumed) == {*names.values(), *whole}
     assert all(consumed[one] == has for one in whole)
-    allowed = list(states(geometry))
-    assert len(allowed) > len(geometry.placements)
-    refused = []
-    for state in allowed:
+
+    def fits(state: frozenset[tuple[str, int]]) -> bool:
         taken: Counter[str] = Counter()
         for one in state:
             taken.update(consumed[names[one]])
-        if not taken <= has:
-            refused.append(state)
+        return taken <= has
+
+    allowed = {frozenset(state) for state in states(geometry)}
+    assert len(allowed) > len(geometry.placements)
+    refused = [state for state in allowed if not fits(state)]
     # All profiles of a Thor have its one copy engine, which would count as used up by the first.
     assert bool(refused) == (geometry.model == "Thor-iGPU"), refused[:1]
+    more = {state | {one} for state in allowed for one in names} - allowed
+    assert not any(map(fits, more))
 
 
 def test_windows_exclude_each_other_through_the_memory_slices(geometry: Geometry) -> None:

@@ -1,4 +1,4 @@
-"""The control plane that the other tests stand on: it starts, breaks as told, and leaves nothing."""
+"""The control plane that the other tests stand on: it starts, breaks as told, leaves nothing."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def small() -> Iterator[Plane]:
         yield plane
 
 
-def there(process: int) -> bool:
-    """Whether a process runs: it is neither gone nor waiting to be buried."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def state(process: int) -> str:
-    """The letter of a process's state: T is for one that was stopped."""
-    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    """The letter of a process's state: T was stopped, Z has ended; empty when it is gone."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+def there(process: int) -> bool:
+    """Whether a process runs."""
+    return state(process) not in ("", "Z")
 
 
 def test_kubectl_talks_to_it(plane: Plane) -> None:

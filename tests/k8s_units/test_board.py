@@ -109,6 +109,15 @@ def test_allocations_that_exclude_each_other_hold_the_gpu_until_one_goes() -> No
     assert occupied(board) == {"n1/0": "10000000", "n1/1": "10000000"}
 
 
+def test_whoever_moves_away_makes_room_for_the_other() -> None:
+    board = with_pools("n1")
+    board.settle(claim("a", seats=[("n1", at("4g.40gb", 0))]))
+    board.settle(claim("b", seats=[("n1", at("1g.10gb", 0))]))
+    board.settle(claim("a", seats=[("n1", at("3g.40gb", 4))], version=2))
+    assert not board.clashes
+    assert occupied(board)["n1/0"] == "10001111"
+
+
 def test_what_was_decided_is_named_as_it_was_published() -> None:
     board = with_pools("n1")
     got = board.offers.place([Request("4g.40gb"), Request("3g.40gb")], lambda node: True)

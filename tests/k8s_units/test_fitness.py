@@ -167,6 +167,8 @@ def expression(key: str, operator: str, *values: str) -> dict[str, Any]:
         (expression("size", "Lt", "4"), False),
         (expression("size", "Lt", "4", "5"), False),
         (expression("size", "Gt", "few"), False),
+        (expression("size", "Gt", "-1"), True),
+        (expression("size", "Lt", "1_000"), False),
         (expression("zone", "Gt", "3"), False),
         (expression("rack", "Gt", "3"), False),
         (expression("zone", "Like", "a"), False),

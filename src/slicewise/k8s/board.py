@@ -80,6 +80,9 @@ class Board:
 
     def __init__(self, policy: str, clock: Callable[[], Seconds], address: Callable[[], str]):
         self.state = State(policy)
+        # Each process counts from where the clock stands, so that whoever followed another one,
+        # or this one before a restart, sees that it has to begin anew.
+        self.state.seq = int(clock() * 1_000_000)
         self.offers = Offers(self.state.scheduler)
         self.journal = Recent(self.state, address)
         self.clashes: dict[str, _Clash] = {}
@@ -160,8 +163,11 @@ class Board:
             return
         if entered is not None:
             self._leave(uid)
+            self._released += 1
         self._unclash(uid)
         self._enter_claim(claim, seats)
+        if entered is not None:
+            self._try_clashes()
 
     def forget(self, uid: str) -> None:
         """A claim is gone."""

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -132,6 +133,9 @@ class Controller:
         self._unlisted = {kind.name for kind in KINDS}
         self._rivals_known: set[str] | None = None
         """The drivers for whose devices rivals are known; None if they have to be found anew."""
+        self._watched = 0
+        """The version up to which the watch of claims has come."""
+        self._term = 0
         self._fenced = False
         """Whether whoever led before can do no harm any more."""
         self._stopping = False
@@ -216,7 +220,7 @@ class Controller:
         self._decider.look()
         self.board.journal.trouble = self._problem()
         if self.leadership.leads and self.ready and not (self._fenced or self._hand.fencing):
-            self._hand.fence(self.options.identity, self._fenced_now)
+            self._hand.fence(self.options.identity, partial(self._fenced_now, self._term))
         if self.deciding:
             self._hand.give_way()
             self._hand.confirm()
@@ -233,10 +237,14 @@ class Controller:
     def _take(self, news: News | Done | Leads | None) -> None:
         match news:
             case Changed(kind, thing):
+                self._came(kind, thing.metadata.resource_version)
                 self._change(kind, thing)
             case Gone(kind, thing):
+                self._came(kind, thing.metadata.resource_version)
+                if kind is CLAIMS and self._is_another(thing):
+                    return
                 self._go(kind, self._key(kind, thing))
-            case Listed(kind, things, first, last):
+            case Listed(kind, things, first, last, version):
                 if first:
                     self._listing[kind.name] = set()
                 named = self._listing[kind.name]
@@ -245,7 +253,10 @@ class Controller:
                     self._change(kind, thing)
                 if last:
                     for key in self._known(kind) - named:
+                        if kind is CLAIMS and _after(self.wishes.claims[key], version):
+                            continue  # made since; the watch brings it
                         self._go(kind, key)
+                    self._came(kind, version)
                     del self._listing[kind.name]
                     self._unlisted.discard(kind.name)
             case Trouble(kind, text):
@@ -259,6 +270,16 @@ class Controller:
                 call(result, error)
             case Leads(leads):
                 self._lead(leads)
+
+    def _came(self, kind: Kind, version: str) -> None:
+        """Note how far the watch of claims has come."""
+        if kind is CLAIMS and version.isdecimal():
+            self._watched = max(self._watched, int(version))
+
+    def _is_another(self, claim: ResourceClaim) -> bool:
+        """Whether there is another claim of that name by now."""
+        known = self.wishes.claims.get(claim.metadata.key)
+        return known is not None and known.metadata.uid != claim.metadata.uid
 
     def _key(self, kind: Kind, thing: Any) -> str:
         key: str = thing.metadata.key
@@ -334,11 +355,11 @@ class Controller:
     def _claim(self, claim: ResourceClaim) -> None:
         uid, key = claim.metadata.uid, claim.metadata.key
         before = self.wishes.claims.get(key)
+        if before is not None and _after(before, claim.metadata.resource_version):
+            return
         if before is not None and before.metadata.uid != uid:
             self._claim_gone(key)
             before = None
-        if before is not None and _older(claim, before):
-            return
         self.wishes.claims[key] = claim
         if self._decider.stale.get(uid) != claim.metadata.resource_version:
             self._decider.stale.pop(uid, None)
@@ -369,11 +390,14 @@ class Controller:
     def _look_at_ours(self, claim: ResourceClaim, before: ResourceClaim | None) -> None:
         uid = claim.metadata.uid
         if claim.status.allocation is not None:
-            self.rivals.came_back(uid)
+            if not _after(claim, str(self._watched)):
+                # All claims that are older than this allocation are known by now.
+                self.rivals.came_back(uid)
             if self.deciding:
                 self._hand.take_back_if_abandoned(claim)
             return
-        self.rivals.tentative.pop(uid, None)
+        if uid not in self._decider.writing:  # its finalizer comes before its allocation
+            self.rivals.tentative.pop(uid, None)
         if (
             before is not None
             and before.status.allocation is not None
@@ -387,6 +411,7 @@ class Controller:
         if claim is None:
             return
         uid = claim.metadata.uid
+        self._hand.gone(uid)
         self.rivals.drop(uid)
         self.rivals.tentative.pop(uid, None)
         self.board.forget(uid)
@@ -426,12 +451,13 @@ class Controller:
 
     def _lead(self, leads: bool) -> None:
         self._fenced = False
+        self._term += 1
         self.tally.elections += leads
         if not leads:
             log.info("not leading any more")
 
-    def _fenced_now(self, done: bool) -> None:
-        if done and self.leadership.valid():
+    def _fenced_now(self, term: int, done: bool) -> None:
+        if done and term == self._term and self.leadership.valid():
             self._fenced = True
             log.info("leading as %s", self.options.identity)
             self._hand.resume()
@@ -447,7 +473,7 @@ def quota_of(namespace: Namespace) -> QuotaRecord:
     return QuotaRecord(**limits)
 
 
-def _older(one: ResourceClaim, other: ResourceClaim) -> bool:
-    """Whether one is an earlier version of the other; versions are numbers since 1.35."""
-    mine, theirs = one.metadata.resource_version, other.metadata.resource_version
-    return mine.isdecimal() and theirs.isdecimal() and int(mine) < int(theirs)
+def _after(claim: ResourceClaim, version: str) -> bool:
+    """Whether a claim is newer than a version; versions are numbers since 1.35."""
+    mine = claim.metadata.resource_version
+    return mine.isdecimal() and version.isdecimal() and int(mine) > int(version)

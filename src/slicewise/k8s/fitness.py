@@ -9,6 +9,7 @@ scheduler, which has the last word.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -29,6 +30,7 @@ _CPU, _MEMORY, _PODS = "cpu", "memory", "pods"
 _CORDONED = Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
 _BY_CLASS = "deviceclass.resource.kubernetes.io/"
 """Extended resources of this prefix are devices, which are allocated and not counted."""
+_NUMBER = re.compile("-?[0-9]{1,18}")
 _MAX_ASKS = 1 << 17
 _MAX_KINDS = 1 << 8
 """Kinds of pods, by where they may be, for which verdicts on nodes are remembered."""
@@ -397,10 +399,9 @@ def _meets(requirement: Requirement, labels: Mapping[str, str]) -> bool:
 
 def _compares(value: str, operator: str, bound: str) -> bool:
     """Whether one whole number is less or greater than the other."""
-    try:
-        one, other = int(value), int(bound)
-    except ValueError:
+    if not _NUMBER.fullmatch(value) or not _NUMBER.fullmatch(bound):
         return False
+    one, other = int(value), int(bound)
     return one < other if operator == "Lt" else one > other
 
 

@@ -78,6 +78,9 @@ class Hand:
                 result, error = work(), None
             except SlicewiseError as problem:
                 result, error = None, problem
+            except BaseException as mistake:
+                self._post(Done(_fail, mistake, None))
+                raise
             self._post(Done(then, result, error))
 
         self._writers.submit(call)
@@ -251,3 +254,8 @@ class Hand:
                 meta = claim.metadata
                 self._rivals.begin(meta.uid, meta.key, self._decider.clock())
                 self._know(claim)
+
+
+def _fail(mistake: BaseException, error: SlicewiseError | None) -> None:
+    """End the controller, as a mistake in its own thread would: another replica takes over."""
+    raise mistake

@@ -27,7 +27,7 @@ class Recent:
         self._address = address
         self._keep = keep
         self._rows: list[Row] = []
-        self._image: Image | None = None
+        self._image = image_of(state)
         self._changed = threading.Condition()
         self._closed = False
         self.trouble = ""
@@ -51,8 +51,8 @@ class Recent:
             begin = max(0, after + 1 - first)
             return self._rows[begin : begin + limit]
 
-    def last_image(self) -> Image | None:
-        """An image, if rows have been dropped."""
+    def last_image(self) -> Image:
+        """How it was before the first row that is kept, or later."""
         with self._changed:
             return self._image
 

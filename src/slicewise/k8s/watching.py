@@ -61,6 +61,8 @@ class Listed:
     objects: list[Any]
     first: bool
     last: bool
+    version: str = ""
+    """Of the moment at which it was so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,9 @@ class Watch:
         self._post = post
         self._stop = threading.Event()
         self._troubled = False
+        self._version: str | None = None
+        """Everything up to this one was told; None if it has to be listed."""
+        self._wait = _FIRST_WAIT
         self._thread = threading.Thread(target=self._run, name=f"watch {kind.name}", daemon=True)
 
     def start(self) -> None:
@@ -114,23 +119,20 @@ class Watch:
         self._stop.set()
 
     def _run(self) -> None:
-        version: str | None = None
-        wait = _FIRST_WAIT
         while not self._stop.is_set():
             try:
-                if version is None:
-                    version = self._list()
-                version = self._follow(version)
-                wait = _FIRST_WAIT
+                if self._version is None:
+                    self._version = self._list()
+                self._follow(self._version)
             except ExpiredError:
-                version = None
+                self._version = None
             except (UnreachableError, SlicewiseError) as error:
                 self._trouble(str(error))
                 # Each waits a little differently, so that not all come back at once.
-                self._stop.wait(wait * random.uniform(0.5, 1.0))
-                wait = min(2 * wait, _LONGEST_WAIT)
+                self._stop.wait(self._wait * random.uniform(0.5, 1.0))
+                self._wait = min(2 * self._wait, _LONGEST_WAIT)
                 if not isinstance(error, UnreachableError):
-                    version = None
+                    self._version = None
 
     def _list(self) -> str:
         first = True
@@ -139,25 +141,26 @@ class Watch:
             version = page.metadata.resource_version
             last = not page.metadata.continue_
             things = list(map(self._read, page.items))
-            self._tell(Listed(self._kind, things, first, last))
+            self._tell(Listed(self._kind, things, first, last, version))
             first = False
         return version
 
-    def _follow(self, version: str) -> str:
+    def _follow(self, version: str) -> None:
+        """Tell what happens; a watch that is cut off in the middle goes on from there."""
         with self._link.watch(self._kind.path, version, WATCH_SECONDS) as happenings:
             self._trouble("")
+            self._wait = _FIRST_WAIT
             for happening in happenings:
                 if self._stop.is_set():
                     break
                 if happening.type == "BOOKMARK":
                     mark = msgspec.json.decode(happening.object, type=_Bookmark)
-                    version = mark.metadata.resource_version
+                    self._version = mark.metadata.resource_version
                     continue
                 thing = self._read(happening.object)
-                version = thing.metadata.resource_version
                 gone = happening.type == "DELETED"
                 self._tell(Gone(self._kind, thing) if gone else Changed(self._kind, thing))
-        return version
+                self._version = thing.metadata.resource_version
 
     def _read(self, data: msgspec.Raw) -> Any:
         try:
