@@ -250,3 +250,24 @@ def test_ten_thousand_gpus_are_drawn_smoothly(
         page.screenshot(path=folder / "ten-thousand.png")
     finally:
         server.kill()
+
+
+def test_who_looks_may_choose_light_or_dark_whatever_the_system_says(
+    busy: Server, visit: Visit
+) -> None:
+    page = visit(color_scheme="light").sign_in(busy.admin_token)
+
+    def background() -> str:
+        return str(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+
+    light = background()
+    page.get_by_role("button", name="Dark theme").click()
+    dark = background()
+    assert dark != light
+    page.emulate_media(color_scheme="dark")
+    page.reload()
+    page.get_by_role("button", name="Light theme").click()
+    assert background() == light
+    page.reload()
+    expect(page.get_by_role("button", name="Dark theme")).to_be_visible()
+    assert background() == light

@@ -105,23 +105,22 @@ export function logo() {
     h("i", { class: "a" }), h("i", { class: "b" }), h("i", { class: "c" }));
 }
 
-/** Light, dark, or as the system has it. */
+const SYSTEM = "(prefers-color-scheme: dark)";
+matchMedia(SYSTEM).addEventListener("change", themeChanged);
+
+/** Light, dark, or as the system has it: that is when the dark colours are in force. */
 export function applyTheme() {
   const chosen = localStorage.getItem(THEME);
-  if (chosen) document.documentElement.dataset.theme = chosen;
-  else delete document.documentElement.dataset.theme;
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", themeChanged);
+  const sheet = document.getElementById("dark");
+  sheet.media = chosen ? (chosen === "dark" ? "all" : "not all") : SYSTEM;
 }
 
 function themeButton() {
-  const dark = () => {
-    const chosen = document.documentElement.dataset.theme;
-    return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-  };
+  const dark = () => matchMedia(document.getElementById("dark").media).matches;
   const switcher = button("", () => {
     const next = dark() ? "light" : "dark";
-    document.documentElement.dataset.theme = next;
     localStorage.setItem(THEME, next);
+    applyTheme();
     themeChanged();
     label();
   }, { class: "quiet theme" });
