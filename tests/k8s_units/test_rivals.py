@@ -35,6 +35,18 @@ def test_a_rival_that_gets_nothing_is_given_some_time() -> None:
     assert rivals.settled(5.0) == ["uid-a"]
 
 
+def test_a_rival_whose_pod_has_a_node_is_waited_for() -> None:
+    rivals = Rivals(settle=5.0)
+    rivals.note(claim("s", STOCK), True, 0.0)
+    rivals.begin("uid-a", "team/a", 0.0)
+    rivals.came_back("uid-a")
+    rivals.nominated.add("uid-s")
+    assert rivals.settled(100.0) == []
+    assert rivals.next_time is None
+    rivals.note(claim("s", STOCK, seats=[("n1", "d")]), True, 101.0)
+    assert rivals.settled(101.0) == ["uid-a"]
+
+
 def test_a_rival_that_goes_is_none_and_others_are_expected_for_a_while() -> None:
     rivals = Rivals(settle=5.0)
     rivals.note(claim("s", STOCK), True, 0.0)

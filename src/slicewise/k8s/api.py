@@ -201,6 +201,7 @@ class PodStatus(_Object, frozen=True):
 
     phase: str = "Pending"
     conditions: tuple[Condition, ...] = ()
+    nominated_node_name: str = ""
     resource_claim_statuses: tuple[PodClaimStatus, ...] = ()
 
 

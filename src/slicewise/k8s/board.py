@@ -233,7 +233,7 @@ class Board:
             for gpu in gpus:
                 self.pools.hold(gpu, claim.metadata.uid, True)
         elif placed:
-            self._record(claim, seats, tuple(placed), {})
+            self._record(claim, seats, tuple(placed), _user(claim))
 
     def _in_the_way(self, gpu: int, placement: Placement) -> set[str]:
         """The claims that leave no room for a placement: by its slices, or by what is shared."""
@@ -355,6 +355,13 @@ def seats_of(claim: ResourceClaim) -> tuple[Seat, ...]:
         for result in allocation.devices.results
         if not result.admin_access
     )
+
+
+def _user(claim: ResourceClaim) -> dict[str, str]:
+    """The pod that a claim is for, as a label, where the claim itself says so."""
+    owners = [owner.name for owner in claim.metadata.owner_references if owner.kind == "Pod"]
+    names = owners or [user.name for user in claim.status.reserved_for if user.resource == "pods"]
+    return {"pod": names[0]} if names else {}
 
 
 def moment(text: str | None, default: Seconds) -> Seconds:

@@ -217,6 +217,7 @@ class Controller:
             pass
         self._read_pools()
         self._note_rivals()
+        self._decider.follows = not self.deciding
         self._decider.look()
         self.board.journal.trouble = self._problem()
         if self.leadership.leads and self.ready and not (self._fenced or self._hand.fencing):
@@ -392,7 +393,7 @@ class Controller:
         if claim.status.allocation is not None:
             if not _after(claim, str(self._watched)):
                 # All claims that are older than this allocation are known by now.
-                self.rivals.came_back(uid)
+                self._hand.came_back(claim)
             if self.deciding:
                 self._hand.take_back_if_abandoned(claim)
             return
@@ -426,9 +427,20 @@ class Controller:
             self._pod_gone(key)
         self.estate.pod_changed(pod)
         self.wishes.set_pod(pod)
+        self._note_nomination(pod)
         self._decider.look_at(key)
         if pod.over:
             self._free_claims(pod)
+
+    def _note_nomination(self, pod: Pod) -> None:
+        """Note of a pod's claims that their devices are being written by the stock scheduler."""
+        under_way = bool(pod.status.nominated_node_name) and not pod.spec.node_name
+        for claim in self.wishes.claims_of(pod):
+            uid = claim.metadata.uid
+            if under_way and uid in self.rivals.waiting:
+                self.rivals.nominated.add(uid)
+            else:
+                self.rivals.nominated.discard(uid)
 
     def _pod_gone(self, key: str) -> None:
         self.estate.pod_gone(key)

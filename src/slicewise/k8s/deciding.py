@@ -21,7 +21,7 @@ from slicewise.k8s.fitness import Estate, matches
 from slicewise.k8s.pools import home_of
 from slicewise.k8s.rivals import Rivals
 from slicewise.k8s.tally import Tally
-from slicewise.k8s.telling import INVALID, NO_NODE, PLACED, WORDS, Told
+from slicewise.k8s.telling import CONDITION, INVALID, NO_NODE, PLACED, WORDS, Told
 from slicewise.k8s.wishes import Wish, Wishes, single_node
 from slicewise.k8s.writing import Decision, Grant
 
@@ -59,8 +59,10 @@ class Decider:
         self._numbers: dict[str, int] = {}
         """By pod that waits, or for which something is being written: its number."""
         self._waits: dict[int, str] = {}
-        self._shown: dict[str, tuple[str, ...]] = {}
-        """By pod that waits: its claims that are shown as waiting."""
+        self._shown: dict[str, tuple[str, tuple[str, ...]]] = {}
+        """By pod that waits: the reason and the claims that are shown as waiting."""
+        self.follows = True
+        """Whether another replica decides, and tells pods why they wait."""
         self._last = 0
         self._look: dict[str, None] = {}
         self._busy: dict[str, Decision] = {}
@@ -124,6 +126,8 @@ class Decider:
                 )
             )
         self._arrived = True  # new, or different from what was tried
+        if self.follows:
+            self._show_as_told(key, wish)
 
     def _cease(self, key: str) -> None:
         number = self._numbers.pop(key, None)
@@ -131,8 +135,7 @@ class Decider:
             del self._waits[number]
             if number in self._room:
                 self._room.withdraw(number)
-        for uid in self._shown.pop(key, ()):
-            self._board.stop_waiting(uid)
+        self._hide(key)
         self._unfit.pop(key, None)
         self._told.pop(key, None)
         pod = self._wishes.pods.get(key)
@@ -203,7 +206,10 @@ class Decider:
         for decision in decisions:
             self._shown.pop(decision.pod, None)
         self._tally.decided += len(decisions)
-        self._show()
+        for key, told in self._told.items():
+            wish = self._wishes.wish(key)
+            if wish is not None:
+                self._show(key, wish, told)
         return decisions
 
     def finished(self, decision: Decision) -> None:
@@ -334,25 +340,33 @@ class Decider:
         told, self._told = self._told, {}
         return list(told.items())
 
-    def _show(self) -> None:
-        """Let those who look see who waits, and why."""
-        for key, told in self._told.items():
-            if told.placed or key in self._shown:
-                continue
-            wish = self._wishes.wish(key)
-            if wish is None or wish.problem:
-                continue
-            pod = wish.pod
-            for claim, ask in wish.claims:
-                self._board.wait(
-                    claim,
-                    [asked.want for asked in ask.devices],
-                    pod.spec.priority,
-                    {"pod": pod.metadata.name},
-                    told.reason.lower(),
-                    told.text,
-                )
-            self._shown[key] = tuple(claim.metadata.uid for claim, _ in wish.claims)
+    def _show_as_told(self, key: str, wish: Wish) -> None:
+        """Let those who look see what the replica that decides has told a pod."""
+        for condition in wish.pod.status.conditions:
+            if condition.type == CONDITION and condition.status == "False":
+                self._show(key, wish, Told(False, condition.reason, condition.message))
+
+    def _show(self, key: str, wish: Wish, told: Told) -> None:
+        """Let those who look see that a pod waits, and why."""
+        if told.placed or wish.problem or self._shown.get(key, ("",))[0] == told.reason:
+            return
+        self._hide(key)
+        pod = wish.pod
+        for claim, ask in wish.claims:
+            self._board.wait(
+                claim,
+                [asked.want for asked in ask.devices],
+                pod.spec.priority,
+                {"pod": pod.metadata.name},
+                told.reason.lower(),
+                told.text,
+            )
+        claims = tuple(claim.metadata.uid for claim, _ in wish.claims)
+        self._shown[key] = told.reason, claims
+
+    def _hide(self, key: str) -> None:
+        for uid in self._shown.pop(key, ("", ()))[1]:
+            self._board.stop_waiting(uid)
 
 
 def _aside(text: str) -> Rejection:

@@ -62,6 +62,8 @@ class Hand:
         self._writers = ThreadPoolExecutor(WRITERS, "writer")
         self._undoing: set[str] = set()
         """Claims whose allocation is being taken back."""
+        self._final: set[str] = set()
+        """Claims whose allocation was written for good, and has not come back yet."""
         self.fencing = False
         self._gone: set[str] = set()
         """Claims that went while it was fenced."""
@@ -102,10 +104,12 @@ class Hand:
 
     def write(self, decision: Decision) -> None:
         """Have a decision written."""
-        if decision.tentative:
-            for grant in decision.grants:
-                meta = grant.claim.metadata
+        for grant in decision.grants:
+            meta = grant.claim.metadata
+            if decision.tentative:
                 self._rivals.begin(meta.uid, meta.key, self._decider.clock())
+            else:
+                self._final.add(meta.uid)
         self._in_background(
             lambda: self._pen.allocate(decision),
             lambda result, error: self._written(decision, result, error),
@@ -136,11 +140,22 @@ class Hand:
         """What was decided for a claim did not come about: what the API says counts."""
         meta = claim.metadata
         self._rivals.tentative.pop(meta.uid, None)
+        self._final.discard(meta.uid)
         known = self._wishes.claims.get(meta.key)
         if known is not None and known.metadata.uid == meta.uid:
             self._board.settle(known)
         else:
             self._board.forget(meta.uid)
+
+    def came_back(self, claim: ResourceClaim) -> None:
+        """An allocation of ours was seen by the watch: all claims older than it are known."""
+        uid = claim.metadata.uid
+        self._rivals.came_back(uid)
+        if uid in self._final:
+            self._final.discard(uid)
+            if self._rivals.waiting and not claim.status.reserved_for:
+                # Rivals came while it was written, and nobody expected any: better once more.
+                self.take_back(claim)
 
     # Taking back
 

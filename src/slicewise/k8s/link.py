@@ -93,10 +93,10 @@ class Link:
                 context=context,
                 client_configuration=configuration,
             )
-        except (config.ConfigException, OSError, TypeError) as error:
+        except Exception as error:  # the client stumbles in many ways over a file that is none
             raise SlicewiseError(
-                f"no way to a Kubernetes cluster: {error}; name a kubeconfig with --kubeconfig, "
-                "or run inside a cluster"
+                f"no way to a Kubernetes cluster: {str(error) or type(error).__name__}; name a "
+                "kubeconfig with --kubeconfig, or run inside a cluster"
             ) from None
         return cls(configuration)
 

@@ -4,7 +4,7 @@ No lock spans claims. But the scheduler learns of claims in the order in which t
 it decides without knowing an allocation of ours, the claim it decides for is older than ours. Once
 our own write has come back to us, all such claims are known. Where there are none, nothing can
 collide. Where there are some, a pod of ours is held back until each of them has got its devices, is
-gone, or has had time enough.
+gone, or has had time enough, and longer while its pod has a node already.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ class Rivals:
     """By uid: claims of others that may get devices at any moment."""
     tentative: dict[str, Tentative] = field(default_factory=dict)
     """By uid: our claims."""
+    nominated: set[str] = field(default_factory=set)
+    """Those whose pod has a node, so that their devices are being written."""
     last_seen: float = float("-inf")
 
     def note(self, claim: ResourceClaim, rival: bool, now: float) -> None:
@@ -57,6 +59,7 @@ class Rivals:
     def drop(self, uid: str) -> None:
         """A claim cannot collide any more."""
         self.waiting.pop(uid, None)
+        self.nominated.discard(uid)
         for one in self.tentative.values():
             if one.rivals is not None:
                 one.rivals.discard(uid)
@@ -80,13 +83,18 @@ class Rivals:
         return [
             uid
             for uid, one in self.tentative.items()
-            if one.rivals is not None and (not one.rivals or now >= one.until)
+            if one.rivals is not None
+            and (not one.rivals or (now >= one.until and self.nominated.isdisjoint(one.rivals)))
         ]
 
     @property
     def next_time(self) -> float | None:
         """When the next of them has had time enough."""
-        times = [one.until for one in self.tentative.values() if one.rivals is not None]
+        times = [
+            one.until
+            for one in self.tentative.values()
+            if one.rivals is not None and self.nominated.isdisjoint(one.rivals)
+        ]
         return min(times, default=None)
 
 

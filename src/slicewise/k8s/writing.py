@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -146,11 +147,18 @@ class Pen:
             "message": why,
             "lastTransitionTime": now_text(),
         }
-        devices = [
-            {"driver": s.driver, "pool": s.pool, "device": s.device, "conditions": [condition]}
-            for s in seats_of(claim)
-        ]
         allocation = claim.status.allocation
+        assert allocation is not None  # it is one of ours, and tentative
+        devices = [
+            {
+                "driver": result.driver,
+                "pool": result.pool,
+                "device": result.device,
+                "conditions": [condition],
+            }
+            | ({"shareID": result.share_id} if result.share_id else {})
+            for result in allocation.devices.results
+        ]
         while True:
             try:
                 return self._patch(claim, {"devices": devices}, "/status")
@@ -240,12 +248,18 @@ def claim_path(claim: ResourceClaim) -> str:
 
 
 def allocation(grant: Grant, decision: Decision) -> dict[str, Any]:
-    """An allocation as kube-scheduler would write it."""
+    """An allocation as kube-scheduler would write it, with a share of its own for each device.
+
+    kube-scheduler notes allocated devices in a set. Should two claims name the same device for a
+    moment, it would forget the device as soon as one of them is released, and give it away again.
+    It notes shares apart from each other.
+    """
     binding = {"bindingConditions": [CONFIRMED], "bindingFailureConditions": [CONFLICT]}
     return {
         "devices": {
             "results": [
-                {"request": request, **seat._asdict(), **(binding if decision.tentative else {})}
+                {"request": request, **seat._asdict(), "shareID": str(uuid.uuid4())}
+                | (binding if decision.tentative else {})
                 for request, seat in zip(grant.requests, grant.seats, strict=True)
             ],
             "config": _config(grant.claim, decision.classes),
