@@ -5,10 +5,11 @@ second process over HTTP/1.1 with connections that stay open. Each of them sends
 when it has the answer to the last. Every ratio is between two measurements of the same run:
 
 - durable allocate and release, against the same requests to an endpoint of the same stack, in the
-  same process, that reads and checks them and does nothing;
+  same process, that does everything but decide and store;
 - group commit, against a commit for every request.
 
-The clients are in service_load.py. `--quick` takes seconds, `--json` prints everything, and
+The clients are in service_load.py, the endpoint in service_no_op.py, the writer without HTTP in
+service_writer.py. `--quick` takes seconds, `--json` prints everything, and
 `--profile` says where the server's time goes.
 """
 
@@ -29,7 +30,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -37,37 +37,28 @@ from pathlib import Path
 from typing import Any
 
 from slicewise.cli import main as cli
-from slicewise.control.answers import Answer
-from slicewise.control.commands import AddNode, Create, Release, SetTenant, Terms
-from slicewise.control.desk import Desk
-from slicewise.control.entries import QuotaRecord, Want
-from slicewise.control.geometries import record_of
-from slicewise.control.ports import Key
-from slicewise.control.state import State
-from slicewise.control.wire import AllocationBody
-from slicewise.control.writer import MAX_BATCH, Batch, Job, Writer
-from slicewise.core.geometry import Geometry
-from slicewise.engine.queue import Discipline
+from slicewise.control.writer import MAX_BATCH, Writer
 from slicewise.service import plant, service
-from slicewise.service.allocations import terms_of
-from slicewise.service.auth import USERS
-from slicewise.service.http import Reply, Request, reply
-from slicewise.service.routes import Route
-from slicewise.service.site import Site
 from slicewise.service.table import ROUTES
-from slicewise.store import open_store
 
-MODEL = "A100-80GB"
-PROFILES = ("1g.10gb", "2g.20gb", "3g.40gb", "1g.10gb", "4g.40gb")
-NODE_GPUS = 8
-WARM_UP_SECONDS = 0.3
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # a script sees its own folder only
+from benchmarks.service_no_op import no_op_routes
+from benchmarks.service_writer import (
+    MODEL,
+    NODE_GPUS,
+    PROFILES,
+    WARM_UP_SECONDS,
+    ProfiledWriter,
+    measure_writer,
+)
+
+TENANT = "acme"
 TARGET_RATIO, TARGET_GROUP = 0.5, 5.0
-NOTHING = Answer(200, b'{"id":"a00000000000000000000","nothing":"%s"}' % (b"." * 500))
-"""As large as the answer to a request for an instance."""
-
-NO_OP, WHOAMI, DURABLE, WITHOUT_KEY = "no-op", "whoami", "durable", "durable without key"
+NO_OP, BARE, WHOAMI, DURABLE = "no-op", "bare", "whoami", "durable"
+WITHOUT_KEY = "durable without key"
 WHAT = {
-    NO_OP: "the same POST and DELETE, as large: token and body checked, answered, nothing done",
+    NO_OP: "the same POST and DELETE by the same handlers; nothing decided, nothing stored",
+    BARE: "the same, and no key, no digest, and always the same bytes for an answer",
     WHOAMI: "GET /v1/whoami: no body, and hardly an answer",
     DURABLE: "POST /v1/allocations with an Idempotency-Key, then DELETE it, each durable",
     WITHOUT_KEY: "the same without an Idempotency-Key",
@@ -75,19 +66,6 @@ WHAT = {
 
 
 # The server, as it is or with something done to it
-
-
-async def no_op(site: Site, request: Request) -> Reply:
-    """Check a request as it is checked before an instance is placed, and do nothing."""
-    if request.method == "POST":
-        terms_of(site, request.decode(await request.raw_body(), AllocationBody))
-    return reply(NOTHING)
-
-
-def no_op_routes() -> tuple[Route, ...]:
-    """What durable requests are compared with."""
-    post = Route("POST", "/v1/no-op", "n1", "", no_op, USERS, {}, body=AllocationBody, key=True)
-    return post, Route("DELETE", "/v1/no-op/{id}", "n2", "", no_op, USERS, {})
 
 
 def serve_otherwise(how: str, arguments: list[str]) -> None:
@@ -130,12 +108,14 @@ class Server:
             raise SystemExit("the server did not start")
         self.host = said.split("http://")[1].split(",")[0]
         self.address = self.host.split(":")[0], int(self.host.split(":")[1])
-        self.token = (folder / "admin-token").read_text().strip()
+        self._admin = (folder / "admin-token").read_text().strip()
+        self.token = ""
+        """Of the tenant who asks, once there is one."""
         self._connection = http.client.HTTPConnection(*self.address)
 
     def ask(self, method: str, path: str, body: object = None) -> Any:
         """Ask as the admin."""
-        headers = {"authorization": f"Bearer {self.token}", "content-type": "application/json"}
+        headers = {"authorization": f"Bearer {self._admin}", "content-type": "application/json"}
         content = None if body is None else json.dumps(body)
         self._connection.request(method, path, content, headers)
         answer = self._connection.getresponse()
@@ -145,15 +125,17 @@ class Server:
         return json.loads(text) if text.startswith("{") else text
 
     def furnish(self, gpus: int, instances: int) -> None:
-        """Register nodes, and have something placed already."""
+        """Register nodes and a tenant, and have something placed already."""
         self._connection.connect()
         assert self._connection.sock is not None
         self._connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for number in range(gpus // NODE_GPUS):
             body = {"name": f"node-{number:05}", "model": MODEL, "gpus": NODE_GPUS}
             self.ask("POST", "/v1/nodes", body)
+        self.ask("POST", "/v1/tenants", {"name": TENANT})
+        self.token = self.ask("POST", "/v1/tokens", {"role": "tenant", "tenant": TENANT})["token"]
         for _ in range(instances // 100):
-            some = [{"profile": PROFILES[i % len(PROFILES)]} for i in range(100)]
+            some = [{"profile": PROFILES[i % len(PROFILES)], "tenant": TENANT} for i in range(100)]
             self.ask("POST", "/v1/allocations/batch", {"allocations": some})
 
     def counters(self) -> dict[str, float]:
@@ -164,8 +146,7 @@ class Server:
             if name.startswith(("slicewise_batch_size_", "slicewise_decide_", "slicewise_commit_")):
                 found[name] = float(value)
         for task in Path(f"/proc/{self._process.pid}/task").glob("*"):
-            ticks = (task / "stat").read_text().rpartition(")")[2].split()
-            spent = (int(ticks[11]) + int(ticks[12])) / os.sysconf("SC_CLK_TCK")
+            spent = int((task / "schedstat").read_text().split()[0]) / 1e9
             kind = "loop" if task.name == str(self._process.pid) else "others"
             found[f"cpu_{kind}"] = found.get(f"cpu_{kind}", 0.0) + spent
         return found
@@ -212,10 +193,8 @@ class Bench:
             "run": f"{os.getpid()}-{next(self._runs)}",
         }
         before = server.counters()
-        begun = time.perf_counter()
         print(json.dumps(spec), file=self._generator.stdin, flush=True)
         said = json.loads(self._generator.stdout.readline())
-        took = time.perf_counter() - begun
         after = server.counters()
         spent = {name: after[name] - before.get(name, 0.0) for name in after}
         known = {"200", "201", "409"}
@@ -223,9 +202,10 @@ class Bench:
             raise SystemExit(f"{what} with {clients} clients: {said['statuses']}")
         batches = spent["slicewise_batch_size_count"]
         return {"what": what, "clients": clients, **said} | {
-            "server_cpu": {
-                "loop": spent["cpu_loop"] / took,
-                "others": spent["cpu_others"] / took,
+            "cpu_us": {
+                "loop": 1e6 * spent["cpu_loop"] / said["answered"],
+                "others": 1e6 * spent["cpu_others"] / said["answered"],
+                "clients": 1e6 * said["generator_seconds"] / said["answered"],
             },
             "batch": spent["slicewise_batch_size_sum"] / batches if batches else None,
             "decide_ms": 1e3 * spent["slicewise_decide_seconds_sum"] / batches if batches else None,
@@ -247,90 +227,6 @@ def middle(points: list[dict[str, Any]]) -> dict[str, Any]:
     return ordered[(len(ordered) - 1) // 2]
 
 
-def measure_writer(
-    folder: Path, max_batch: int, clients: int, seconds: float, kind: type[Writer] = Writer
-) -> float:
-    """Requests a second through the writer and SQLite alone, without HTTP."""
-    folder.mkdir()
-    store = open_store(folder)
-    epoch = store.lead("bench", "", 3600)
-    assert epoch is not None
-    answers = _Answers(clients, max_batch)
-    writer = kind(
-        store,
-        lambda: State("default", Discipline()),
-        epoch,
-        time.time,
-        answers.new_id,
-        answers.take,
-        time.perf_counter,
-        max_batch=max_batch,
-    )
-    answers.writer = writer
-    writer.start()
-    for number in range(40):
-        node = AddNode(f"node-{number}", record_of(_geometry()), NODE_GPUS)
-        writer.submit(Job(node, "bench"))
-    answers.begin(seconds)
-    writer.stop()
-    store.close()
-    return answers.count / seconds
-
-
-class _Answers:
-    """Clients of a writer: each hands in its next command when it has been told of the last."""
-
-    def __init__(self, clients: int, run: int) -> None:
-        self.writer: Writer | None = None
-        self.count = 0
-        self._clients = clients
-        self._run = run
-        self._keys, self._ids = itertools.count(), itertools.count()
-        self._over = threading.Event()
-        self._counts = self._stops = float("inf")
-
-    def begin(self, seconds: float) -> None:
-        """Let all clients begin, and wait until the time is over."""
-        assert self.writer is not None
-        self.writer.submit(Job(SetTenant("acme", QuotaRecord(), new=True), "bench"))
-        self._counts = time.perf_counter() + WARM_UP_SECONDS
-        self._stops = self._counts + seconds
-        for _ in range(self._clients):
-            self._submit(None)
-        self._over.wait()
-
-    def new_id(self, letter: str) -> str:
-        """An id as long as those of the service."""
-        return f"{letter}{next(self._ids):020}"
-
-    def take(self, batch: Batch) -> None:
-        """A batch is durable: called by the writer."""
-        now = time.perf_counter()
-        for told in batch.told:
-            if isinstance(told.job.command, Create | Release):
-                self.count += self._counts <= now <= self._stops
-                if now <= self._stops:
-                    self._submit(told.answer)
-                else:
-                    self._over.set()
-
-    def _submit(self, answer: Answer | None) -> None:
-        assert self.writer is not None
-        if answer is not None and answer.status == 201:
-            self.writer.submit(Job(Release(answer.body[7:28].decode(), "acme"), "bench"))
-            return
-        number = next(self._keys)
-        terms = Terms(Want(PROFILES[number % len(PROFILES)]))
-        key = Key("acme", f"{self._run}-{number}")
-        self.writer.submit(Job(Create("acme", terms), "bench", key, "digest"))
-
-
-def _geometry() -> Geometry:
-    from slicewise.catalog import Catalog
-
-    return Catalog.builtin().find(MODEL).require()
-
-
 def sync_ms(folder: Path) -> float:
     """How long it takes here to make 4 KiB durable, in the median."""
     took = []
@@ -350,10 +246,11 @@ def rows(points: list[dict[str, Any]]) -> Iterator[str]:
     """The table."""
     yield (
         f"  {'':19} {'clients':>7} {'requests/s':>10}   {'p50':>7} {'p90':>7} {'p99':>7} "
-        f"{'max':>7} ms   {'batch':>5}  {'decide':>6} {'commit':>6} ms   loop others load"
+        f"{'max':>7} ms   {'batch':>5}  {'decide':>6} {'commit':>6} ms   "
+        f"{'loop':>5} {'others':>6} {'clients':>7} us of a core"
     )
     for point in points:
-        ms, cpu = point["ms"], point["server_cpu"]
+        ms, cpu = point["ms"], point["cpu_us"]
         batch = (
             f"{'':5}  {'':6} {'':6}   "
             if point["batch"] is None
@@ -362,7 +259,7 @@ def rows(points: list[dict[str, Any]]) -> Iterator[str]:
         yield (
             f"  {point['what']:19} {point['clients']:7} {point['per_second']:10,.0f}   "
             f"{ms['p50']:7.2f} {ms['p90']:7.2f} {ms['p99']:7.2f} {ms['max']:7.1f}      {batch}"
-            f"   {cpu['loop']:4.2f}   {cpu['others']:4.2f} {point['generator_cpu']:4.2f}"
+            f"   {cpu['loop']:5.1f} {cpu['others']:6.1f} {cpu['clients']:7.1f}"
         )
 
 
@@ -427,7 +324,7 @@ def measure(folder: Path, clients: list[int], options: argparse.Namespace) -> di
         say(f"registering {options.gpus:,} GPUs")
         with Server(folder / "group") as server:
             server.furnish(options.gpus, options.instances)
-            grid = [(what, count) for count in clients for what in (NO_OP, WHOAMI, DURABLE)]
+            grid = [(what, count) for count in clients for what in (NO_OP, BARE, WHOAMI, DURABLE)]
             found["points"] = points(server, [*grid, (WITHOUT_KEY, most)])
         say("the same with a commit for every request")
         with Server(folder / "single", "single") as server:
@@ -458,11 +355,13 @@ def _progress(shown: bool) -> Callable[[str], None]:
 def ratios(found: dict[str, Any]) -> dict[str, Any]:
     """What is asked of the service: durable to no-op, and group commit to single."""
     rate = {(point["what"], point["clients"]): point["per_second"] for point in found["points"]}
+    loop = {(point["what"], point["clients"]): point["cpu_us"]["loop"] for point in found["points"]}
     single = {point["clients"]: point["per_second"] for point in found["single"]}
     clients = sorted({count for _, count in rate})
     return {
         "durable_to_no_op": {n: rate[DURABLE, n] / rate[NO_OP, n] for n in clients},
-        "durable_to_whoami": {n: rate[DURABLE, n] / rate[WHOAMI, n] for n in clients},
+        "durable_to_bare": {n: rate[DURABLE, n] / rate[BARE, n] for n in clients},
+        "loop_no_op_to_durable": {n: loop[NO_OP, n] / loop[DURABLE, n] for n in clients},
         "best_to_best": max(rate[DURABLE, n] for n in clients)
         / max(rate[NO_OP, n] for n in clients),
         "group_to_single": {n: rate[DURABLE, n] / single[n] for n in single},
@@ -489,8 +388,11 @@ def tell(found: dict[str, Any]) -> Iterator[str]:
     yield from itertools.islice(rows(found["single"]), 1, None)
     yield "durable requests to no-op requests, at the same number of clients:"
     for clients, ratio in told["durable_to_no_op"].items():
-        other = told["durable_to_whoami"][clients]
-        yield f"  {clients:7} {verdict(ratio, TARGET_RATIO)}, to whoami {other:.2f}"
+        other, loop = told["durable_to_bare"][clients], told["loop_no_op_to_durable"][clients]
+        yield (
+            f"  {clients:7} {verdict(ratio, TARGET_RATIO)}, to the bare one {other:.2f}; "
+            f"by time of the event loop {loop:.2f}"
+        )
     yield f"  the best of each: {verdict(told['best_to_best'], TARGET_RATIO)}"
     yield "group commit to a commit for every request:"
     for clients, ratio in told["group_to_single"].items():
@@ -502,15 +404,6 @@ def tell(found: dict[str, Any]) -> Iterator[str]:
         f"  {pair['clients']:7} {verdict(told['group_to_single_writer'], TARGET_GROUP)} in the "
         f"writer alone: {group:,.0f} and {single:,.0f} requests/s"
     )
-
-
-class ProfiledWriter(Writer):
-    """A writer that keeps count of where its time goes, from its first request on."""
-
-    profile = cProfile.Profile()
-
-    def _round(self, desk: Desk, jobs: list[Job], now: float) -> None:
-        self.profile.runcall(super()._round, desk, jobs, now)
 
 
 def profiles(folder: Path, clients: int, options: argparse.Namespace) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import stat
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,15 @@ import httpx
 import pytest
 from tests.service.house import Clock, House
 
-from slicewise.control.commands import Cordon
+from slicewise.control.commands import Command, Cordon
 from slicewise.control.entries import Row, TurnTaken
 from slicewise.control.memory import MemoryStore
 from slicewise.control.ports import FencedError, StoreError
+from slicewise.control.writer import Told
 from slicewise.core.errors import SlicewiseError
 from slicewise.service.first_start import write_secret
 from slicewise.service.health import readiness
+from slicewise.service.plant import Ids
 from slicewise.service.service import Service
 from slicewise.service.settings import Settings
 
@@ -30,6 +33,31 @@ def test_the_first_start(house: House, tmp_path: Path) -> None:
     assert house.get("/v1/whoami").json()["role"] == "admin"
     assert [t["name"] for t in house.get("/v1/tenants").json()["tenants"]] == ["default"]
     assert house.service.admin_token == file
+
+
+def test_ids_made_later_come_later() -> None:
+    clock = Clock()
+    ids = Ids(clock)
+    early = [ids("a") for _ in range(100)]
+    clock.now += 0.001
+    late = [ids("a") for _ in range(100)]
+    clock.now += 365 * 86400
+    much_later = ids("a")
+    assert max(early) < min(late) < max(late) < much_later
+    assert len({*early, *late}) == 200
+    assert all(re.fullmatch("a[2-7a-z]{20}", identity) for identity in (*early, *late, much_later))
+
+
+def test_whoever_was_told_is_let_go_of(house: House) -> None:
+    """What is told holds the job; if the job held them as well, a ring would be left behind."""
+    told = house.run(ask(house, Cordon("nowhere")))
+    assert told.answer.status == 404
+    assert told.job.tell is None
+
+
+async def ask(house: House, command: Command) -> Told:
+    """Hand in a command, as handlers do."""
+    return await house.service.plant.ask(command, "somebody")
 
 
 def restarted(house: House) -> House:

@@ -113,6 +113,19 @@ def test_a_visit(tmp_path: Path) -> None:
     assert not service.plant.leads
 
 
+def test_an_answer_that_is_a_head_alone(tmp_path: Path) -> None:
+    async def visit(visitor: Visitor) -> None:
+        answer = await visitor.ask("HEAD /v1/nodes")
+        assert answer.startswith(b"HTTP/1.1 405")
+        assert answer.endswith(b"\r\n\r\n")
+        reader, writer = await visitor.connect()
+        for _ in range(2):  # the connection goes on
+            writer.write(b"HEAD /v1/nodes HTTP/1.1\r\n" + visitor.head + b"\r\n")
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 405")
+
+    visited(tmp_path, visit)
+
+
 def test_heads_that_are_too_long(tmp_path: Path) -> None:
     async def visit(visitor: Visitor) -> None:
         fine = b"x-filler: " + b"x" * 1000 + b"\r\n"

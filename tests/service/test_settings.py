@@ -50,6 +50,8 @@ def test_every_key_can_be_set_by_variable() -> None:
         "limits.head_bytes": "2048", "limits.page": "10", "limits.streams": "1",
         "limits.streams_per_tenant": "1", "limits.waiting": "5", "answers.hours": "1",
         "lease.seconds": "3", "agents.lost_seconds": "30", "agents.after_reboot": "fail",
+        "extender.enabled": "true", "extender.kubeconfig": "k", "extender.client_ca": "a",
+        "extender.client_name": "s", "extender.tenants": "refuse", "extender.active_seconds": "5",
         "metrics.public": "true", "log.format": "json",
         "log.level": "debug", "log.requests": "1",
     }  # fmt: skip

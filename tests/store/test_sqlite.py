@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 from tests.store.busy import START, fill
 
+from slicewise.control.answers import Answer
 from slicewise.control.entries import Row, TenantSet
-from slicewise.control.ports import StoreError
+from slicewise.control.ports import Kept, Key, StoreError
 from slicewise.core.errors import SlicewiseError
 from slicewise.store import open_store, verify
 from slicewise.store.lockfile import InUseError
@@ -39,6 +40,22 @@ def rows(first: int, count: int) -> list[Row]:
 def pragma(store: SqliteStore, name: str) -> object:
     with store.session() as connection:
         return connection.exec_driver_sql(f"PRAGMA {name}").scalar()
+
+
+def test_a_commit_of_any_size(tmp_path: Path) -> None:
+    """Rows go in by the hundred, and what is left over by itself."""
+    store = open_store(tmp_path)
+    epoch = store.lead("me", "", 3600)
+    assert epoch is not None
+    first = 1
+    for count in (1, 119, 120, 121, 240, 250):
+        some = rows(first, count)
+        answers = {Key("t", f"k{row.seq}"): Kept("d", Answer(201, b"{}")) for row in some}
+        store.append(epoch, some, [(key, kept, START) for key, kept in answers.items()])
+        assert store.rows(first - 1, 1000) == some
+        assert store.answers(list(answers)) == answers
+        first += count
+    store.close()
 
 
 # The folder

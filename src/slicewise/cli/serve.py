@@ -17,6 +17,7 @@ from slicewise.core.errors import SlicewiseError
 
 if TYPE_CHECKING:
     from slicewise.control.ports import Leader, Store
+    from slicewise.service.extender import Extender
     from slicewise.service.settings import Settings
 
 
@@ -111,7 +112,14 @@ def _run(store: Store, settings: Settings, listener: socket.socket) -> None:
     from slicewise.service.service import Service
 
     async def run() -> None:
-        service = Service(store, settings, pages=Pages(), routes=routes())
+        extender = _extender(settings)
+        service = Service(
+            store,
+            settings,
+            pages=Pages(),
+            routes=(*routes(), *(extender.routes() if extender else ())),
+            companions=(extender.run,) if extender else (),
+        )
 
         def ready(url: str) -> None:
             # What is there now stays: looking through it for garbage again and again would hold
@@ -130,6 +138,25 @@ def _run(store: Store, settings: Settings, listener: socket.socket) -> None:
 
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(run())
+
+
+def _extender(settings: Settings) -> Extender | None:
+    """The scheduler's extender, where it is switched on."""
+    if not settings.extender_enabled:
+        return None
+    try:
+        from slicewise.k8s.pods import ClusterPods
+    except ModuleNotFoundError as error:
+        raise SlicewiseError(
+            f"extender.enabled needs the extra packages of slicewise[k8s] ({error.name} is missing)"
+        ) from None
+    from slicewise.service.extender import Extender
+
+    try:
+        pods = ClusterPods.open(settings.extender_kubeconfig)
+    except SlicewiseError as error:
+        raise SlicewiseError(f"extender.kubeconfig: {error}") from None
+    return Extender(pods, settings)
 
 
 def _who(leader: Leader | None) -> str:

@@ -37,6 +37,17 @@ class CreateAll:
 
 
 @dataclass(frozen=True, slots=True)
+class CreateOn:
+    """Create several allocations on one node, all or none, unless whoever asks has them already."""
+
+    tenant: str
+    node: str
+    all: tuple[Terms, ...]
+    mark: str
+    """The label by which those are known that were created for the same purpose."""
+
+
+@dataclass(frozen=True, slots=True)
 class Release:
     """End an allocation, or take it out of the queue."""
 
@@ -206,6 +217,7 @@ class Evict:
 Command = (
     Create
     | CreateAll
+    | CreateOn
     | Release
     | AddNode
     | Cordon

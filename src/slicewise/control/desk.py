@@ -18,6 +18,7 @@ from slicewise.control.commands import (
     Cordon,
     Create,
     CreateAll,
+    CreateOn,
     Drain,
     Evict,
     Heard,
@@ -90,6 +91,8 @@ class Desk:
                 return self._placing.create(command)
             case CreateAll():
                 return self._placing.create_all(command)
+            case CreateOn():
+                return self._placing.create_on(command)
             case Release():
                 return self._placing.release(command)
             case AddNode():

@@ -8,7 +8,7 @@ Entries therefore say what was decided (this GPU, this start), never what was as
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -351,11 +351,14 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     entry: AnyEntry
 
 
+_WITH_RECORD = (Allocated, Ended, Queued)
+
+
 def concerns(entry: AnyEntry) -> tuple[str | None, str]:
     """Whose business an entry is, and the name or id of what it is about."""
+    if isinstance(entry, _WITH_RECORD):  # nearly all are, so this is first
+        return entry.allocation.tenant, entry.allocation.id
     match entry:
-        case Allocated(record) | Queued(record) | Ended(record):
-            return record.tenant, record.id
         case Served(identity, tenant) | Moved(identity, tenant) | PartTurned(identity, tenant):
             return tenant, identity
         case Rejected(tenant):
@@ -399,6 +402,11 @@ def decode(data: bytes | str) -> AnyEntry:
     return _decoder.decode(data)
 
 
+_kinds: dict[type[Entry], str] = {
+    made: str(made.__struct_config__.tag) for made in get_args(AnyEntry)
+}
+
+
 def kind(entry: AnyEntry) -> str:
     """What kind of entry it is, in a word."""
-    return str(entry.__struct_config__.tag)
+    return _kinds[type(entry)]

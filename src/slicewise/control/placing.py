@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
 from functools import cache
 
@@ -10,7 +10,7 @@ import msgspec
 
 from slicewise.catalog import Catalog, Entry
 from slicewise.control.answers import Answer, RefusedError, said
-from slicewise.control.commands import Create, CreateAll, Release, Terms
+from slicewise.control.commands import Create, CreateAll, CreateOn, Release, Terms
 from slicewise.control.entries import (
     Allocated,
     AllocationRecord,
@@ -33,6 +33,7 @@ from slicewise.core.cluster import Instance
 from slicewise.core.errors import UnknownNameError
 from slicewise.core.geometry import Geometry
 from slicewise.core.request import Reason, Rejection, Request
+from slicewise.engine.on_node import NodeOffers
 from slicewise.engine.queue import Ticket
 
 _Outcome = tuple[Instance, ...] | Rejection
@@ -51,9 +52,7 @@ class Placing:
         """One allocation: placed, waiting, or refused."""
         state, terms = self._state, command.terms
         tenant = self._ledger.tenant(command.tenant)
-        self._check_terms(terms, tenant)
-        record = self._record(command.tenant, terms)
-        request = request_of(terms.want)
+        request = self._check_terms(terms, tenant)
         outcome: _Outcome
         if len(state.waiting):
             line = tenant.name if terms.wait > 0 else ""
@@ -64,12 +63,10 @@ class Placing:
         else:
             outcome = self._try(tenant, request, terms.count)
         if not isinstance(outcome, Rejection):
-            self._allocate(record, outcome)
-            return said(201, allocation_view(state, state.allocations[record.id]))
+            return said(201, allocation_view(state, self._allocate(tenant, terms, outcome)))
         if terms.wait > 0:
-            self._wait(record, outcome)
-            return said(202, allocation_view(state, state.allocations[record.id]))
-        raise self._rejection(record, outcome)
+            return said(202, allocation_view(state, self._wait(tenant, terms, outcome)))
+        raise self._rejection(tenant, terms, outcome)
 
     def create_all(self, command: CreateAll) -> Answer:
         """Several allocations, all or none; they cannot wait."""
@@ -77,7 +74,6 @@ class Placing:
         tenant = self._ledger.tenant(command.tenant)
         for index, terms in enumerate(command.all):
             self._check_terms(terms, tenant, index)
-        records = [self._record(command.tenant, terms) for terms in command.all]
         placed: list[tuple[Instance, ...]] = []
 
         def attempt(held: list[Part]) -> _Outcome:
@@ -100,10 +96,57 @@ class Placing:
         outcome = self._in_turn(ticket, tenant, attempt)
         if isinstance(outcome, Rejection):
             index = len(placed)  # as far as it went
-            raise self._rejection(records[index], outcome, index)
-        for record, instances in zip(records, placed, strict=True):
-            self._allocate(record, instances)
-        views = tuple(allocation_view(state, state.allocations[record.id]) for record in records)
+            raise self._rejection(tenant, command.all[index], outcome, index)
+        records = [
+            self._allocate(tenant, terms, instances)
+            for terms, instances in zip(command.all, placed, strict=True)
+        ]
+        views = tuple(allocation_view(state, record) for record in records)
+        return said(201, BatchView(allocations=views))
+
+    def create_on(self, command: CreateOn) -> Answer:
+        """Several allocations on one node, all or none; asked again, those that are there."""
+        state = self._state
+        tenant = self._ledger.tenant(command.tenant)
+        node = self._ledger.node(command.node)
+        first = command.all[0]
+        mark, own = command.mark, first.labels[command.mark]
+        here = [state.allocations[identity] for identity in tenant.allocations]
+        records = [record for record in here if record.labels.get(mark) == own]
+        if records:
+            wants = Counter((record.want, record.count) for record in records)
+            alike = wants == Counter((terms.want, terms.count) for terms in command.all)
+            if not alike or {p.node for r in records for p in r.parts} != {node.name}:
+                sentence = f"{mark} {own} has other allocations: release them first"
+                raise RefusedError(409, sentence, reason="elsewhere")
+            views = tuple(allocation_view(state, record) for record in records)
+            return said(200, BatchView(allocations=views))
+        requests: list[Request] = []
+        for index, terms in enumerate(command.all):
+            request = state.canonical(self._check_terms(terms, tenant, index))
+            requests += [request] * terms.count
+
+        def attempt(held: list[Part]) -> _Outcome:
+            offers = NodeOffers(state.scheduler)
+            outcome = offers.place_on(node.name, requests)
+            if isinstance(outcome, Rejection):
+                return _as_capacity(outcome)
+            too_much = excess(tenant, [*held, *state.parts(outcome)])
+            if too_much is None:
+                return outcome
+            offers.take_back(outcome, requests)
+            self._note_turn()
+            return Rejection(requests[0], Reason.QUOTA, too_much)
+
+        highest = max(terms.priority for terms in command.all)
+        ticket = Ticket(state.last_ticket + 1, requests[0], first.count, "", highest)
+        outcome = self._in_turn(ticket, tenant, attempt)
+        if isinstance(outcome, Rejection):
+            raise self._rejection(tenant, first, outcome)
+        for terms in command.all:
+            mine, outcome = outcome[: terms.count], outcome[terms.count :]
+            records.append(self._allocate(tenant, terms, mine))
+        views = tuple(allocation_view(state, record) for record in records)
         return said(201, BatchView(allocations=views))
 
     def release(self, command: Release) -> Answer:
@@ -114,7 +157,10 @@ class Placing:
         ended = self._state.ended(self.end(allocation, Cause.RELEASED))
         return said(200, allocation_view(self._state, ended))
 
-    def _check_terms(self, terms: Terms, tenant: TenantStanding, index: int | None = None) -> None:
+    def _check_terms(
+        self, terms: Terms, tenant: TenantStanding, index: int | None = None
+    ) -> Request:
+        """What is asked for, unless the tenant may not, or nobody has such a thing."""
         highest = tenant.quota.max_priority
         if highest is not None and terms.priority > highest:
             raise RefusedError(
@@ -124,23 +170,12 @@ class Placing:
                 index=index,
             )
         request = request_of(terms.want)
-        if not any(request.candidates(model) for model in self._state.geometries.values()):
-            unknown = _unknown(request, self._state.geometries.values())
+        here = self._state.geometries.values()
+        if not _offered(request, here):
+            unknown = _unknown(request, here)
             if unknown is not None:
                 raise RefusedError(400, unknown, index=index, field="profile")
-
-    def _record(self, tenant: str, terms: Terms) -> AllocationRecord:
-        return AllocationRecord(
-            id=self._ledger.new_id("a"),
-            tenant=tenant,
-            want=terms.want,
-            count=terms.count,
-            priority=terms.priority,
-            labels=terms.labels,
-            lease=terms.lease,
-            requested=self._ledger.now,
-            deadline=self._ledger.now + terms.wait if terms.wait > 0 else None,
-        )
+        return request
 
     def _try(
         self, tenant: TenantStanding, request: Request, count: int, held: list[Part] | None = None
@@ -174,17 +209,34 @@ class Placing:
         if self._state.scheduler.turn != self._state.turn:
             self._ledger.enter(TurnTaken(self._state.scheduler.turn))
 
-    def _allocate(self, record: AllocationRecord, instances: tuple[Instance, ...]) -> None:
-        placed = msgspec.structs.replace(
-            record, placed=self._ledger.now, deadline=None, parts=self._state.parts(instances)
+    def _allocate(
+        self, tenant: TenantStanding, terms: Terms, instances: tuple[Instance, ...]
+    ) -> AllocationRecord:
+        now = self._ledger.now
+        record = AllocationRecord(
+            id=self._ledger.new_id("a"),
+            tenant=tenant.name,
+            want=terms.want,
+            count=terms.count,
+            priority=terms.priority,
+            labels=terms.labels,
+            lease=terms.lease,
+            requested=now,
+            placed=now,
+            parts=self._state.parts(instances),
         )
-        self._ledger.enter(Allocated(placed), instances)
+        self._ledger.enter(Allocated(record), instances)
+        return record
 
     def _rejection(
-        self, record: AllocationRecord, rejection: Rejection, index: int | None = None
+        self,
+        tenant: TenantStanding,
+        terms: Terms,
+        rejection: Rejection,
+        index: int | None = None,
     ) -> RefusedError:
         reason, detail = rejection.reason, rejection.detail
-        self._ledger.enter(Rejected(record.tenant, record.want, record.count, reason, detail))
+        self._ledger.enter(Rejected(tenant.name, terms.want, terms.count, reason, detail))
         return RefusedError(409, detail, reason=reason, index=index)
 
     def end(self, allocation: AllocationRecord, cause: Cause, detail: str = "") -> AllocationRecord:
@@ -194,8 +246,8 @@ class Placing:
             ended = msgspec.structs.replace(ended, detail=detail)
         self._ledger.enter(Ended(ended))
         self._ledger.room_appeared = True
-        for node in dict.fromkeys(part.node for part in ended.parts):
-            self._ledger.finish_draining(node)
+        for part in ended.parts:  # the same node may have several; draining ends but once
+            self._ledger.finish_draining(part.node)
         return ended
 
     # The queue
@@ -216,9 +268,23 @@ class Placing:
             state.waiting.withdraw(ticket.number)
         return _others_wait(ticket.request, waiting) if outcome is None else outcome
 
-    def _wait(self, record: AllocationRecord, why: Rejection) -> None:
-        waits = msgspec.structs.replace(record, reason=why.reason, detail=why.detail)
-        self._ledger.enter(Queued(waits, self._state.last_ticket + 1))
+    def _wait(self, tenant: TenantStanding, terms: Terms, why: Rejection) -> AllocationRecord:
+        now = self._ledger.now
+        record = AllocationRecord(
+            id=self._ledger.new_id("a"),
+            tenant=tenant.name,
+            want=terms.want,
+            count=terms.count,
+            priority=terms.priority,
+            labels=terms.labels,
+            lease=terms.lease,
+            requested=now,
+            deadline=now + terms.wait,
+            reason=why.reason,
+            detail=why.detail,
+        )
+        self._ledger.enter(Queued(record, self._state.last_ticket + 1))
+        return record
 
     def serve(self, passing: tuple[int, TenantStanding, _Attempt] | None = None) -> _Outcome | None:
         """One pass through the queue; returns what the ticket that is only passing got.
@@ -268,6 +334,16 @@ def _as_capacity(rejection: Rejection) -> Rejection:
     if rejection.reason is not Reason.UNKNOWN_PROFILE:
         return rejection
     return Rejection(rejection.request, Reason.CAPACITY, rejection.detail)
+
+
+def _offered(request: Request, here: Collection[Geometry]) -> bool:
+    """Whether a model here has a profile that would serve."""
+    want = request.want
+    if isinstance(want, str) and not request.models:  # as nearly all ask
+        for geometry in here:
+            if geometry.has(want):
+                return True
+    return any(request.candidates(geometry) for geometry in here)
 
 
 def _unknown(request: Request, here: Collection[Geometry]) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from slicewise.control.entries import NodePhase, QuotaRecord, Seconds, Want
 from slicewise.control.hardware import Foreign
@@ -72,6 +73,7 @@ class TenantStanding:
     """Its living allocations by id, the oldest first."""
 
 
+@lru_cache(maxsize=1024)  # most ask for one of a few profiles
 def request_of(want: Want) -> Request:
     """What is wanted, as the engine understands it."""
     if want.profile is not None:

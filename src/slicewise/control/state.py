@@ -202,15 +202,16 @@ class State:
         """Remembered in the journal only."""
 
     def _ended(self, entry: Ended, row: Row) -> None:
-        gone = self.allocations.pop(entry.allocation.id)
+        identity = entry.allocation.id
+        gone = self.allocations.pop(identity)
         tenant = self.tenants[gone.tenant]
-        del tenant.allocations[gone.id]
-        number = self.tickets.pop(gone.id, None)
+        del tenant.allocations[identity]
+        number = self.tickets.pop(identity, None)
         if number is not None:
             del self.waits_for[number]
             if number in self.waiting:  # the writer's was taken out when it expired
                 self.waiting.withdraw(number)
-        ids = self.instances.pop(gone.id, ())
+        ids = self.instances.pop(identity, ())
         managed = False
         for part, instance in zip(gone.parts, ids, strict=True):
             self._charge(tenant, part, -1)
@@ -264,27 +265,27 @@ class State:
         """Note where an allocation is; put it there unless it is there already."""
         placed = self._in_place
         if placed is None:
-            placed = tuple(map(self._place, allocation.parts))
+            placed = tuple([self._place(part) for part in allocation.parts])
         self.turn = self.scheduler.turn = placed[-1].gpu + 1
-        self.instances[allocation.id] = tuple(instance.id for instance in placed)
+        identity = allocation.id
+        self.instances[identity] = tuple([instance.id for instance in placed])
         tenant = self.tenants[allocation.tenant]
         for part, instance in zip(allocation.parts, placed, strict=True):
-            self.owner[instance.id] = allocation.id
+            self.owner[instance.id] = identity
             self._charge(tenant, part, 1)
             self._arrive(part)
         ends = allocation.ends
         if ends is not None:
-            heapq.heappush(self._leases, (ends, allocation.id))
+            heapq.heappush(self._leases, (ends, identity))
 
     def _place(self, part: Part) -> Instance:
-        gpu = self.nodes[part.node].gpus[part.gpu]
-        node = self.cluster.node(part.node)
+        node = self.nodes[part.node]
         placement = node.geometry.placement(part.profile, part.start)
         if placement is None:
             raise SlicewiseError(
                 f"{part.profile} cannot start at slice {part.start} on {node.geometry.model}"
             )
-        return self.cluster.put(gpu, placement.number)
+        return self.cluster.put(node.gpus[part.gpu], placement.number)
 
     def _arrive(self, part: Part) -> None:
         node = self.nodes[part.node]
@@ -325,12 +326,13 @@ class State:
         parts = []
         for instance in instances:
             node = self.cluster.node_of(instance.gpu)
-            profile = node.geometry.profile(instance.profile)
+            geometry = node.geometry
+            profile = geometry.profile(instance.profile)
             index = instance.gpu - node.gpus.start
             part = Part(
                 node=node.name,
                 gpu=index,
-                model=node.geometry.model,
+                model=geometry.model,
                 profile=profile.name,
                 start=instance.start,
                 size=profile.size,

@@ -35,7 +35,7 @@ from slicewise.control.wire import (
     moment,
 )
 
-SERVICE_ACTORS = frozenset({"clock", "queue", "service"})
+SERVICE_ACTORS = frozenset({"clock", "extender", "queue", "service"})
 """Those in the journal that are no tokens."""
 
 

@@ -14,7 +14,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+
+import msgspec
 
 from slicewise.control.answers import Answer, RefusedError
 from slicewise.control.commands import Command
@@ -43,8 +44,7 @@ NOT_LEADING = "this process does not lead any more; nothing was changed"
 STOPPING = "the service is stopping; nothing was changed"
 
 
-@dataclass(slots=True)
-class Job:
+class Job(msgspec.Struct):
     """A command on its way through the writer."""
 
     command: Command
@@ -52,12 +52,12 @@ class Job:
     key: Key | None = None
     """An idempotency key, and the digest of the request it stands for."""
     digest: str = ""
-    arrived: Seconds = 0
+    arrived: float = 0
+    """When it was handed in, and whom to tell; the writer looks at neither."""
     tell: object = None
-    """Whom to tell; the writer does not look at it."""
 
 
-class Told(NamedTuple):
+class Told(msgspec.Struct, frozen=True):
     """A job and its answer; ``replayed`` if the answer was given before."""
 
     job: Job
@@ -270,17 +270,19 @@ class Writer:
         """Take the jobs in order; ``fresh`` are the answers to be kept beside those that are."""
         begun = self._timer()
         desk.pass_time(now)
+        tell = batch.told.append
         for job in jobs:
-            known = kept.get(job.key) if job.key is not None else None
+            key = job.key
+            known = None if key is None else kept.get(key)
             if known is None:
                 answer = desk.decide(job.command, job.actor, now)
-                if job.key is not None and answer.status in _KEPT:
-                    kept[job.key] = fresh[job.key] = Kept(job.digest, answer)
-                batch.told.append(Told(job, answer))
+                if key is not None and answer.status in _KEPT:
+                    kept[key] = fresh[key] = Kept(job.digest, answer)
+                tell(Told(job, answer))
             elif known.digest == job.digest:
-                batch.told.append(Told(job, known.answer, replayed=True))
+                tell(Told(job, known.answer, replayed=True))
             else:
-                batch.told.append(Told(job, _KEY_REUSED))
+                tell(Told(job, _KEY_REUSED))
         desk.serve_queue(now)
         batch.rows = desk.take_rows()
         batch.decide_seconds = self._timer() - begun

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from slicewise.control.answers import RefusedError
 from slicewise.control.ports import StoreError
-from slicewise.service.auth import authenticate
+from slicewise.service.auth import PEER, authenticate, certified
 from slicewise.service.http import Gone, Reply, Request, Stream, problem
 from slicewise.service.logs import logger
 from slicewise.service.rates import Rates
@@ -77,10 +77,16 @@ class App:
             state = self._plant.state
             if not self._plant.loaded:
                 raise RefusedError(503, "the journal is still being read", retry_after=1)
-            caller = authenticate(state, request.headers.get(b"authorization"), self._plant.clock())
+            header = request.headers.get(b"authorization")
+            known = None
+            if route.certificate and header is None:
+                known = certified(request.scope.get(PEER), self.site.settings.extender_client_name)
+            caller = known or authenticate(state, header, self._plant.clock())
             request.caller = caller
             if caller.tenant is not None:
                 self._rates.count(state, caller.tenant)
+            if route.writes and self._plant.source is not None:
+                raise self._plant.elsewhere()
             if caller.role not in route.roles:
                 raise RefusedError(403, f"a token of role {caller.role} may not do this")
             if route.query is None and request.scope["query_string"]:

@@ -71,6 +71,17 @@ NOBODY = Caller(TokenIssued("", "", Role.READ_ONLY, ""))
 """Who asks where no token is needed: sees nobody's things."""
 
 
+PEER = "slicewise.peer"
+"""Where a request's scope has the name in the client's certificate."""
+
+
+def certified(peer: object, name: str) -> Caller | None:
+    """Whoever showed a certificate in this name; they may do what operators do."""
+    if peer is None or peer != name:
+        return None
+    return Caller(TokenIssued("extender", "", Role.OPERATOR, note=name))
+
+
 def digest_of(secret: str) -> str:
     """What is kept of a secret."""
     return hashlib.sha256(secret.encode()).hexdigest()

@@ -40,6 +40,8 @@ def readiness(plant: Plant) -> Readiness:
     elif not plant.loaded:
         role = "starting"
         problems.append("the journal is still being read")
+    elif plant.source is not None:
+        role = "leading" if plant.source.leads() else "following"
     elif plant.leads:
         role = "leading"
         if not plant.furnished:
@@ -49,7 +51,10 @@ def readiness(plant: Plant) -> Readiness:
         if plant.leader is None:
             problems.append("nobody leads")
     writer = plant.writer
-    if plant.store_trouble is not None or (writer is not None and writer.trouble is not None):
+    if plant.source is not None:
+        if problem := plant.source.problem():
+            problems.append(problem)
+    elif plant.store_trouble is not None or (writer is not None and writer.trouble is not None):
         problems.append("the database does not answer; the log tells more")
     if plant.failure is not None:
         problems.append("the process cannot go on; the log tells more")

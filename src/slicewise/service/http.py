@@ -67,6 +67,10 @@ class Request:
         self.receive = receive
         self._limit = limit
 
+    def allow(self, body_bytes: int) -> None:
+        """Let the body be as large as this, if that is more than it may be otherwise."""
+        self._limit = max(self._limit, body_bytes)
+
     async def raw_body(self) -> bytes:
         """The bytes of the body, counted while they come in."""
         declared = self.headers.get(b"content-length", b"0")

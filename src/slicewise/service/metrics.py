@@ -90,6 +90,8 @@ class Metrics:
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_Collector(self))
         ProcessCollector(registry=self._registry)
+        for collector in plant.source.collectors if plant.source is not None else ():
+            self._registry.register(collector)
 
     def count_request(self, route: str, method: str, status: int, seconds: float | None) -> None:
         """A request was answered; None where it does not matter how long that took."""
@@ -110,12 +112,26 @@ class Metrics:
         for row in batch.rows:
             self._count_row(row)
 
+    def count_followed(self, rows: Iterable[Row]) -> None:
+        """Somebody else's rows; they count where this process decides beside the service."""
+        source = self._plant.source
+        if source is not None and source.leads():
+            for row in rows:
+                self._count_row(row)
+
     def _count_row(self, row: Row) -> None:
+        entry = row.entry
+        if isinstance(entry, Allocated):
+            for part in entry.allocation.parts:
+                self._placed[part.model, part.profile] += 1
+            self._waits.observe(0)
+        elif isinstance(entry, Ended):
+            self._ended[str(entry.allocation.cause)] += 1
+        else:
+            self._count_other(row)
+
+    def _count_other(self, row: Row) -> None:
         match row.entry:
-            case Allocated(allocation):
-                for part in allocation.parts:
-                    self._placed[part.model, part.profile] += 1
-                self._waits.observe(0)
             case Served(identity, _, parts):
                 for part in parts:
                     self._placed[part.model, part.profile] += 1
@@ -126,8 +142,6 @@ class Metrics:
                 self._rejected[reason, want.profile or _NEED] += 1
             case Queued():
                 self._queued += 1
-            case Ended(allocation):
-                self._ended[str(allocation.cause)] += 1
             case PartTurned(identity, phase=Phase.ACTIVE):
                 record = self._plant.state.allocations.get(identity)
                 if record is not None and record.placed is not None:
@@ -269,8 +283,9 @@ class Metrics:
         plant = self._plant
         writer = plant.writer
         trouble = plant.store_trouble is not None or (writer is not None and bool(writer.trouble))
+        leads = plant.leads if plant.source is None else plant.source.leads()
         for name, text, value in (
-            ("slicewise_is_leader", "Whether this process takes writes", int(plant.leads)),
+            ("slicewise_is_leader", "Whether this process decides", int(leads)),
             ("slicewise_database_trouble", "Whether the database fails", int(trouble)),
             ("slicewise_journal_seq", "The last entry known here", plant.replica.seq),
             ("slicewise_writer_waiting", "Requests not begun", writer.waiting if writer else 0),

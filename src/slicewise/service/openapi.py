@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import msgspec
 
@@ -58,7 +58,10 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": components,
-            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "token": {"type": "http", "scheme": "bearer"},
+                "certificate": {"type": "mutualTLS"},
+            },
         },
     }
 
@@ -74,6 +77,8 @@ def _operation(route: Route) -> dict[str, Any]:
     }
     if route.roles is None:
         operation["security"] = []
+    elif route.certificate:
+        operation["security"] = [{"token": []}, {"certificate": []}]
     if route.body is not None:
         operation["requestBody"] = {
             "required": not route.optional_body,
@@ -140,7 +145,7 @@ def _responses(route: Route) -> dict[str, Any]:
             text = route.summary
         else:
             content = {_JSON: {"schema": _schema(kind)}}
-            text = (kind.__doc__ or "").strip()
+            text = route.summary if get_origin(kind) else (kind.__doc__ or "").strip()
         responses[str(status)] = {"description": text, "content": content}
         if route.key and status < 400:
             responses[str(status)]["headers"] = {
@@ -164,7 +169,9 @@ def _responses(route: Route) -> dict[str, Any]:
     return dict(sorted(responses.items()))
 
 
-def _schema(kind: type) -> dict[str, str]:
+def _schema(kind: type) -> dict[str, Any]:
+    if get_origin(kind) is list:
+        return {"type": "array", "items": _schema(*get_args(kind))}
     return {"$ref": _REF.format(name=kind.__name__)}
 
 

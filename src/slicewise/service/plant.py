@@ -10,7 +10,6 @@ import asyncio
 import secrets
 import socket
 import time
-from base64 import b32encode
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future as ThreadFuture
@@ -27,6 +26,7 @@ from slicewise.service.keeper import Keeper
 from slicewise.service.logs import logger
 from slicewise.service.replica import Replica
 from slicewise.service.settings import Settings
+from slicewise.service.source import Source
 
 T = TypeVar("T")
 
@@ -50,15 +50,15 @@ class Ids:
     def __call__(self, letter: str) -> str:
         """Another one; they are made a hundred at a time, which is five times as fast."""
         if not self._spare:
-            moment = int(self._clock() * 1000).to_bytes(6, "big")[-5:]  # for 34 years, then again
-            when = b32encode(moment).decode().lower().translate(_SORTED)
-            text = b32encode(secrets.token_bytes(750)).decode().lower()
-            self._spare = [when + text[at : at + 12] for at in range(0, len(text), 12)]
+            moment = int(self._clock() * 1000)  # 40 bits of it: for 34 years, then again
+            when = bytes(moment >> bits & 0xFF for bits in range(35, -1, -5)).translate(_LETTERS)
+            text = secrets.token_bytes(1200).translate(_LETTERS).decode()
+            self._spare = [when.decode() + text[at : at + 12] for at in range(0, len(text), 12)]
         return letter + self._spare.pop()
 
 
-_SORTED = str.maketrans("abcdefghijklmnopqrstuvwxyz234567", "234567abcdefghijklmnopqrstuvwxyz")
-"""So that a later moment is behind an earlier one, as text."""
+_LETTERS = b"234567abcdefghijklmnopqrstuvwxyz" * 8
+"""By the low five bits of a byte; a later moment is behind an earlier one, as text."""
 
 
 class Plant:
@@ -70,8 +70,10 @@ class Plant:
         settings: Settings,
         clock: Clock = time.time,
         timer: Callable[[], float] = time.perf_counter,
+        source: Source | None = None,
     ) -> None:
         self.store = store
+        self.source = source
         self.settings = settings
         self.clock = clock
         self.timer = timer
@@ -90,12 +92,14 @@ class Plant:
         self.on_office: Callable[[], None] = lambda: None
         """Called on the loop when this process begins to lead."""
         self.on_batch: Callable[[Batch], None] = lambda batch: None
+        self.on_followed: Callable[[Sequence[Row]], None] = lambda rows: None
+        """Called on the loop with rows that somebody else committed."""
         self.furnished = False
         """Whether there is a tenant to act for and a token to begin with."""
         self.stopping = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._asked: deque[tuple[Seconds, Job, asyncio.Future[Told]]] = deque()
-        """Commands handed in, when, and who waits for the answer; the oldest first."""
+        self._asked: deque[Job] = deque()
+        """What was handed in and has not been told yet, as far as is known; the oldest first."""
         self._followers: list[Follower] = []
         """The last one follows, unless this process leads; others are about to end."""
         holder = f"{socket.gethostname()}-{secrets.token_hex(4)}"
@@ -161,26 +165,26 @@ class Plant:
             )
         assert self._loop is not None  # only a plant that has been started leads
         told: asyncio.Future[Told] = self._loop.create_future()
-        job = Job(command, actor, key, digest, self.clock(), told)
+        job = Job(command, actor, key, digest, self.timer(), told)
         asked = self._asked
-        while asked and asked[0][2].done():
+        while asked and asked[0].tell is None:
             asked.popleft()
-        asked.append((self.timer(), job, told))
+        asked.append(job)
         writer.submit(job)
         return told
 
     def give_up_on_old(self, seconds: Seconds = ANSWER_SECONDS) -> None:
         """Tell those who have waited for the writer for so long that nobody knows."""
         answer = RefusedError(503, UNKNOWN_OUTCOME).answer()
-        while self._asked and self._asked[0][0] <= self.timer() - seconds:
-            _, job, told = self._asked.popleft()
-            if not told.done():
-                told.set_result(Told(job, answer))
+        while self._asked and self._asked[0].arrived <= self.timer() - seconds:
+            _tell(Told(self._asked.popleft(), answer))
 
     def elsewhere(self) -> RefusedError:
         """What those are told who want something written that this process cannot write."""
         if self.stopping:
             return RefusedError(503, "this process is stopping; nothing was changed", retry_after=1)
+        if self.source is not None:
+            return RefusedError(403, self.source.change_it_there)
         leader = self.leader
         if leader is None:
             return RefusedError(
@@ -202,9 +206,11 @@ class Plant:
         self._take(batch.rows)
         self.on_batch(batch)
         for told in batch.told:
-            future: asyncio.Future[Told] = told.job.tell  # type: ignore[assignment]
-            if not future.done():
-                future.set_result(told)
+            _tell(told)
+
+    def _take_followed(self, rows: Sequence[Row]) -> None:
+        self._take(rows)
+        self.on_followed(rows)
 
     def _take(self, rows: Sequence[Row]) -> None:
         try:
@@ -232,6 +238,8 @@ class Plant:
 
     def trouble(self, what: str | None) -> None:
         """The store cannot be reached, or can be again."""
+        if self.source is not None:
+            return  # the source says itself what is wrong with it
         if what != self.store_trouble:
             self.store_trouble = what
             if what is None:
@@ -285,7 +293,7 @@ class Plant:
         follower = Follower(
             self.store,
             self.replica.seq,
-            lambda rows: self._on_loop(self._take, rows),
+            lambda rows: self._on_loop(self._take_followed, rows),
             self.trouble,
         )
         self._followers.append(follower)
@@ -304,6 +312,18 @@ class Plant:
         assert self._loop is not None
         self._loop.call_soon_threadsafe(call)
         return done.result()
+
+
+def _tell(told: Told) -> None:
+    """Tell whoever asked, once.
+
+    The job lets go of them, since what they are told holds the job: a ring of objects for every
+    request would be left to the collector of garbage.
+    """
+    future: asyncio.Future[Told] | None = told.job.tell  # type: ignore[assignment]
+    told.job.tell = None
+    if future is not None and not future.done():
+        future.set_result(told)
 
 
 def _pages(store: Store, after: int) -> list[list[Row]]:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from slicewise.service.auth import PEER
+from slicewise.service.one_piece import OnePiece
 
 REQUEST_SECONDS = 30.0
 """How long a client may take to say all of its request."""
@@ -36,10 +40,15 @@ class GuardedProtocol(HttpToolsProtocol):
     _complete = False
     _timer: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
+    _peer: str | None = None
+    """The name in the client's certificate, where it showed one that is trusted."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin; whoever says nothing at all is not waited for either."""
         super().connection_made(transport)
+        self._answers = OnePiece(transport)
+        self.transport = cast("asyncio.Transport", self._answers)  # all of it that is used
+        self._peer = common_name(transport.get_extra_info("peercert"))
         self._timer = self.loop.call_later(REQUEST_SECONDS, self._too_slow)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -62,6 +71,12 @@ class GuardedProtocol(HttpToolsProtocol):
         elif not self._complete and self._timer is None:
             self._timer = self.loop.call_later(REQUEST_SECONDS, self._too_slow)
 
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        super().on_message_begin()
+        if self._peer is not None:
+            self.scope[PEER] = self._peer  # type: ignore[literal-required]  # ASGI lets us
+
     def on_headers_complete(self) -> None:
         """The head is complete: from here on the application counts."""
         if self._head > self.head_bytes:  # or a body came in the same piece
@@ -78,6 +93,11 @@ class GuardedProtocol(HttpToolsProtocol):
         self._head = 0
         self._stop_timer()
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """All of the answer has been said, and an answer without a body is its head."""
+        self._answers.flush()
+        super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what cannot be read, or what is too long to be read."""
@@ -111,6 +131,15 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def common_name(certificate: Mapping[str, Any] | None) -> str | None:
+    """The common name in a certificate, as Python's ssl module tells it."""
+    for part in (certificate or {}).get("subject", ()):
+        for key, value in part:
+            if key == "commonName":
+                return str(value)
+    return None
 
 
 def guarded(head_bytes: int) -> type[Any]:

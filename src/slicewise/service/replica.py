@@ -34,11 +34,12 @@ class Replica:
 
     def take(self, rows: Sequence[Row]) -> None:
         """Take in committed rows; those known already are passed over."""
-        fresh = [row for row in rows if row.seq > self.state.seq]
+        known, apply = self.state.seq, self.state.apply
+        fresh = [row for row in rows if row.seq > known]
         if not fresh:
             return
         for row in fresh:
-            self.state.apply(row)
+            apply(row)
         self._recent.extend(fresh)
         self.wake()
 

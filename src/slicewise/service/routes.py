@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from slicewise.control.answers import RefusedError
 from slicewise.control.entries import Role
@@ -27,7 +28,7 @@ class Route:
     handler: Handler
     roles: frozenset[Role] | None
     """Who may ask; None needs no token."""
-    answers: dict[int, type[View] | str]
+    answers: dict[int, type[View] | type[list[Any]] | str]
     """By status: what is answered when all is well, or its content type if it is no JSON."""
     problems: tuple[int, ...] = ()
     """What else may be answered, beyond what every route may."""
@@ -39,6 +40,8 @@ class Route:
     writes: bool = False
     """Whether only the leader can do it."""
     tag: str = ""
+    certificate: bool = False
+    """Whether one may ask with a client's certificate instead of a token."""
 
     @property
     def parameters(self) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+import ssl
 from collections.abc import Callable
 
 import uvicorn
@@ -97,6 +98,7 @@ class _Server(uvicorn.Server):
 
 def _config(service: Service) -> uvicorn.Config:
     settings = service.settings
+    authority = settings.extender_client_ca
     try:
         config = uvicorn.Config(
             service.app,
@@ -112,8 +114,12 @@ def _config(service: Service) -> uvicorn.Config:
             timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
             ssl_certfile=settings.tls_cert,
             ssl_keyfile=settings.tls_key,
+            # Nobody needs a certificate; the one who has one may do without a token.
+            ssl_ca_certs=None if authority is None else str(authority),
+            ssl_cert_reqs=ssl.CERT_NONE if authority is None else ssl.CERT_OPTIONAL,
         )
         config.load()
     except OSError as error:  # an SSLError is one
-        raise SlicewiseError(f"tls.cert, tls.key: cannot be used: {error}") from None
+        keys = "tls.cert, tls.key" + ("" if authority is None else ", extender.client_ca")
+        raise SlicewiseError(f"{keys}: cannot be used: {error}") from None
     return config

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from starlette.types import ASGIApp
@@ -21,6 +22,7 @@ from slicewise.service.plant import Plant
 from slicewise.service.routes import Route, Router
 from slicewise.service.settings import Settings
 from slicewise.service.site import Site
+from slicewise.service.source import Source
 from slicewise.service.table import ROUTES
 
 log = logger()
@@ -40,22 +42,26 @@ class Service:
         timer: Callable[[], float] = time.perf_counter,
         pages: ASGIApp | None = None,
         routes: Sequence[Route] = (),
+        companions: Sequence[Callable[[Site], Coroutine[Any, Any, None]]] = (),
+        source: Source | None = None,
     ) -> None:
         """``pages`` answers what is looked up outside the API, such as a dashboard's files.
 
-        ``routes`` are served, and documented, beside the service's own.
+        ``routes`` are served, and documented, beside the service's own. ``companions`` run as long
+        as the service does. ``source`` is whose state the store holds, if it is not this service's.
         """
         catalog = Catalog.builtin()
         for file in settings.geometry:
             catalog = catalog.with_file(file)
         self.settings = settings
-        self.plant = Plant(store, settings, clock, timer)
+        self.plant = Plant(store, settings, clock, timer, source)
         self.site = Site(self.plant, settings, catalog)
         every = (*ROUTES, *routes)
         self.site.document = msgspec.json.encode(document(every))
         self.app = App(self.site, Router(every), pages)
         self.failed = asyncio.Event()
         """Set when the process cannot go on; ``plant.failure`` says why."""
+        self._companions = companions
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -71,9 +77,12 @@ class Service:
         self.plant.on_failure = self.failed.set
         self.plant.on_office = self._take_office
         self.plant.on_batch = self.site.metrics.count_batch
+        self.plant.on_followed = self.site.metrics.count_followed
         await self.plant.start()
         self._tasks.append(asyncio.create_task(self._tick()))
         self._tasks.append(asyncio.create_task(self.site.history.run()))
+        for companion in self._companions:
+            self._tasks.append(asyncio.create_task(companion(self.site)))
         plant = self.plant
         while plant.leads and not plant.furnished and plant.failure is None:
             await asyncio.sleep(_LOOK_SECONDS)

@@ -264,6 +264,47 @@ class Settings:
             "made anew, or they fail.",
         ),
     ] = "recreate"
+    extender_enabled: Annotated[
+        bool,
+        Key(
+            "extender.enabled",
+            _flag,
+            "Answer a Kubernetes scheduler as its extender, and bind pods for it.",
+        ),
+    ] = False
+    extender_kubeconfig: Annotated[
+        Path | None,
+        Key(
+            "extender.kubeconfig",
+            _path,
+            "How to reach the Kubernetes API; unless set, as the service account of the pod.",
+        ),
+    ] = None
+    extender_client_ca: Annotated[
+        Path | None,
+        Key("extender.client_ca", _path, "Who signs the scheduler's client certificate, PEM."),
+    ] = None
+    extender_client_name: Annotated[
+        str,
+        Key("extender.client_name", _text, "The common name in the scheduler's certificate."),
+    ] = "system:kube-scheduler"
+    extender_tenants: Annotated[
+        str,
+        Key(
+            "extender.tenants",
+            _one_of("create", "refuse"),
+            "What becomes of pods whose namespace is no tenant: it is made one, or they are "
+            "refused.",
+        ),
+    ] = "create"
+    extender_active_seconds: Annotated[
+        float,
+        Key(
+            "extender.active_seconds",
+            _number(1, 600),
+            "How long a binding waits until an agent has made the instances.",
+        ),
+    ] = 30.0
     metrics_public: Annotated[
         bool | None,
         Key(
@@ -291,6 +332,17 @@ class Settings:
                 "would cross the network in the clear; set tls.cert and tls.key, or say "
                 "listen_without_tls"
             )
+
+        if self.extender_client_ca is not None and self.tls_cert is None:
+            raise SlicewiseError(
+                "extender.client_ca: a client's certificate is shown over TLS only; set tls.cert "
+                "and tls.key as well"
+            )
+
+    @property
+    def extender_creates_tenants(self) -> bool:
+        """Whether a namespace becomes a tenant when its first pod asks."""
+        return self.extender_tenants == "create"
 
     @property
     def discipline(self) -> Discipline:

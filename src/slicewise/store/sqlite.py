@@ -8,6 +8,7 @@ import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,11 @@ class SqliteStore(SqlStore):
             poolclass=NullPool,
             # Transactions are begun and ended here, in so many words, and by nobody else.
             isolation_level="AUTOCOMMIT",
-            connect_args={"check_same_thread": False, "timeout": BUSY_SECONDS},
+            connect_args={
+                "check_same_thread": False,
+                "timeout": BUSY_SECONDS,
+                "cached_statements": _STATEMENTS,
+            },
         )
         if not migrate and not self.path.exists():
             raise SlicewiseError(f"{str(folder)!r} holds no database {DATABASE}")
@@ -302,23 +307,27 @@ def _name_of(error: DBAPIError) -> str:
 
 
 def _insert(driver: sqlite3.Connection, columns: str, rows: Sequence[tuple[object, ...]]) -> None:
-    """Insert rows with few statements.
+    """Insert rows with few statements, most often one.
 
     The driver lets other threads run during a statement and then waits for its turn, so that a
-    statement a row takes several times as long where the event loop is busy. All but a few rows go
-    in sixteens, so that there are not many different statements to prepare.
+    statement a row takes several times as long where the event loop is busy.
     """
-    done = 0
-    while done < len(rows):
-        left = len(rows) - done
-        count = min(left - left % _TOGETHER, _MOST_TOGETHER) or left
-        marks = ", ".join([f"({', '.join('?' * len(rows[0]))})"] * count)
-        flat = list(chain.from_iterable(rows[done : done + count]))
-        driver.execute(f"INSERT INTO {columns} VALUES {marks}", flat)
-        done += count
+    for done in range(0, len(rows), _TOGETHER):
+        some = rows[done : done + _TOGETHER]
+        flat = list(chain.from_iterable(some))
+        driver.execute(_inserting(columns, len(some[0]), len(some)), flat)
 
 
-_TOGETHER, _MOST_TOGETHER = 16, 512
+@cache  # the driver keeps the statement prepared, and looks it up by this text
+def _inserting(columns: str, width: int, count: int) -> str:
+    marks = ", ".join([f"({', '.join('?' * width)})"] * count)
+    return f"INSERT INTO {columns} VALUES {marks}"
+
+
+_TOGETHER = 120
+"""Rows in one statement: eight values each are less than the 999 that old versions take."""
+_STATEMENTS = 2 * _TOGETHER + 64
+"""How many the driver keeps prepared: those for both tables, and whatever else is asked."""
 _STANDING = "SELECT (SELECT epoch FROM leader), (SELECT coalesce(max(seq), 0) FROM journal)"
 _ROWS = "journal (seq, at, epoch, actor, kind, tenant, subject, data)"
 _ANSWERS_KEPT = "answers (tenant, key, digest, status, body, at, seq)"
