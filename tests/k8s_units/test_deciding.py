@@ -11,9 +11,9 @@ from tests.k8s_units.publishing import decoded, nvidia
 
 from slicewise.control.entries import QuotaRecord
 from slicewise.engine.queue import Discipline
-from slicewise.k8s.api import Pod, ResourceClaim
+from slicewise.k8s.api import Condition, Pod, ResourceClaim
 from slicewise.k8s.board import Board
-from slicewise.k8s.deciding import AVOID_SECONDS, Decider
+from slicewise.k8s.deciding import AVOID_SECONDS, STUCK_SECONDS, Decider
 from slicewise.k8s.devices import Library, read_pool
 from slicewise.k8s.fitness import Estate
 from slicewise.k8s.rivals import Rivals
@@ -217,6 +217,26 @@ def test_where_no_other_node_is_left_it_is_tried_again_later() -> None:
     scene.change(claim("a-0", version=5))
     scene.decider.avoid(scene.wishes.claims["team/a-0"])  # it has none: nothing to avoid
     assert scene.decider.next_time is None
+
+
+def test_devices_are_taken_back_from_a_pod_that_the_stock_scheduler_cannot_bind() -> None:
+    scene = Scene("n1", "n2")
+    old = scene.ask("a", "1g.10gb")
+    scene.decide()
+    scene.decide()
+    assert scene.decider.take_stuck() == []
+    told = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    condition = msgspec.convert(told | {"message": "no free ports"}, Condition)
+    status = msgspec.structs.replace(old.status, conditions=(condition,))
+    scene.wishes.set_pod(msgspec.structs.replace(old, status=status))
+    scene.decider.look_at("team/a")
+    scene.decide()
+    assert scene.decider.take_stuck() == []  # it may yet succeed
+    assert scene.decider.next_time == STUCK_SECONDS
+    scene.now = STUCK_SECONDS
+    assert [one.metadata.name for one in scene.decider.take_stuck()] == ["a-0"]
+    scene.change(claim("a-0", version=4))
+    assert scene.decide() == {"a": [device("1g.10gb", 6, "n2")]}
 
 
 def test_quotas_are_those_of_the_namespace() -> None:

@@ -227,7 +227,7 @@ class Controller:
             self._hand.confirm()
             for decision in self._decider.decide():
                 self._hand.write(decision)
-            for claim in self._decider.take_given_up():
+            for claim in (*self._decider.take_given_up(), *self._decider.take_stuck()):
                 self._hand.take_back(claim)
             for key, told in self._decider.take_told():
                 if key in self.wishes.pods:

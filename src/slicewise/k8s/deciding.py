@@ -15,7 +15,7 @@ from slicewise.core.cluster import Instance
 from slicewise.core.request import Reason, Rejection, Request
 from slicewise.engine.offers import Unfit
 from slicewise.engine.queue import Discipline, Ticket, WaitingRoom
-from slicewise.k8s.api import ResourceClaim
+from slicewise.k8s.api import Pod, ResourceClaim
 from slicewise.k8s.board import Board, moment
 from slicewise.k8s.fitness import Estate, matches
 from slicewise.k8s.pools import home_of
@@ -25,6 +25,8 @@ from slicewise.k8s.telling import CONDITION, INVALID, NO_NODE, PLACED, WORDS, To
 from slicewise.k8s.wishes import Wish, Wishes, single_node
 from slicewise.k8s.writing import Decision, Grant
 
+STUCK_SECONDS = 15.0
+"""How long a pod keeps devices after the stock scheduler has said that it cannot bind it."""
 AVOID_SECONDS, AVOID_MOST = 10.0, 300.0
 """How long a node is left out for a pod that it did not take, at first and at most."""
 
@@ -69,6 +71,10 @@ class Decider:
         """By pod: what is being written for it."""
         self._avoided: dict[str, dict[str, tuple[float, float]]] = {}
         """By pod's uid and node: until when it is left out, and for how long that was."""
+        self._said: dict[str, str] = {}
+        """By pod that was given devices: what the stock scheduler had said of it before."""
+        self._stuck: dict[str, float] = {}
+        """By pod that has devices and cannot be bound: when they are taken back."""
         self._refused: dict[tuple[Request, ...], Rejection] = {}
         self._unfit: dict[str, tuple[object, Rejection]] = {}
         self._told: dict[str, Told] = {}
@@ -108,9 +114,11 @@ class Decider:
                 node = self._wishes.node(key)
                 if node is not None:
                     self._estate.assume(pod, node)
+                    self._note_stuck(key, pod)
             return
         assert pod is not None
         self._estate.forget(pod.metadata.uid)
+        self._stuck.pop(key, None)
         number = self._numbers.get(key)
         if number is None:
             self._last += 1
@@ -129,6 +137,31 @@ class Decider:
         if self.follows:
             self._show_as_told(key, wish)
 
+    def _note_stuck(self, key: str, pod: Pod) -> None:
+        """Note whether the stock scheduler has tried a pod with its devices, in vain."""
+        said = unschedulable(pod)
+        if said and said != self._said.setdefault(key, said):
+            self._stuck.setdefault(key, self.clock() + STUCK_SECONDS)
+
+    def take_stuck(self) -> list[ResourceClaim]:
+        """Claims whose devices are of no use: their pod is not bound, and it is not known why."""
+        now = self.clock()
+        claims: list[ResourceClaim] = []
+        for key in [key for key, until in self._stuck.items() if until <= now]:
+            del self._stuck[key]
+            pod = self._wishes.pods[key]
+            mine = [
+                claim
+                for claim in self._wishes.claims_of(pod)
+                if claim.status.allocation is not None
+                and not claim.status.reserved_for
+                and self._wishes.is_ours(claim)
+            ]
+            for claim in mine:
+                self.avoid(claim)
+            claims += mine
+        return claims
+
     def _cease(self, key: str) -> None:
         number = self._numbers.pop(key, None)
         if number is not None:
@@ -140,6 +173,8 @@ class Decider:
         self._told.pop(key, None)
         pod = self._wishes.pods.get(key)
         if pod is None or pod.spec.node_name:
+            self._said.pop(key, None)
+            self._stuck.pop(key, None)
             self._avoided.pop("" if pod is None else pod.metadata.uid, None)
 
     def avoid(self, claim: ResourceClaim) -> None:
@@ -169,7 +204,7 @@ class Decider:
             for until, _ in nodes.values()
             if until > now
         ]
-        return min(times, default=None)
+        return min([*times, *self._stuck.values()], default=None)
 
     def drop_claim(self, uid: str) -> None:
         """A claim is gone."""
@@ -293,6 +328,7 @@ class Decider:
             dict(self._wishes.classes),
         )
         self._busy[key] = decision
+        self._said[key] = unschedulable(wish.pod)
         self._estate.assume(wish.pod, node)
         self._told[key] = Told(True, PLACED, f"given {_named(decision)} of node {node}")
         return decision
@@ -307,8 +343,9 @@ class Decider:
         left = self._avoided.get(wish.pod.metadata.uid, {}).get(first, (0.0, 0.0))[0]
         why = self._estate.misfit(wish.pod, first)
         if why is None:
+            said = unschedulable(wish.pod)
             why = (
-                "did not take the pod when it was tried"
+                "did not take the pod when it was tried" + (f" ({said})" if said else "")
                 if left > self.clock()
                 else "is not where the pod's other claims are"
             )
@@ -367,6 +404,14 @@ class Decider:
     def _hide(self, key: str) -> None:
         for uid in self._shown.pop(key, ("", ()))[1]:
             self._board.stop_waiting(uid)
+
+
+def unschedulable(pod: Pod) -> str:
+    """What the stock scheduler says of a pod that it cannot bind; empty if it says nothing."""
+    for condition in pod.status.conditions:
+        if condition.type == "PodScheduled" and condition.reason == "Unschedulable":
+            return condition.message
+    return ""
 
 
 def _aside(text: str) -> Rejection:
