@@ -11,10 +11,10 @@ LOCK_UV := uv==0.13.7
 LOCK_FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo reproduction test soak lint format bench lock clean
+.PHONY: help setup demo reproduction test test-k8s control-plane soak lint format bench lock clean
 
 help: ## Show this list
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z0-9-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 setup: $(STAMP) ## Create .venv and install the pinned packages and the project
 
@@ -53,9 +53,18 @@ demo: setup ## Start the service with a simulated cluster and live traffic; Ctrl
 reproduction: setup ## Run the published experiment and write demo-report/
 	$(BIN)/slicewise reproduce --runs 20 --seed 1 --out demo-report
 
-test: lint ## Run every check: lint, types, import rules, tests, coverage gate
+test: lint control-plane ## Run every check: lint, types, import rules, tests, coverage gate
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --cov --cov-report=term --cov-report=json:coverage.json
 	$(BIN)/python scripts/coverage_gate.py coverage.json
+
+test-k8s: setup ## Build a Kubernetes control plane, once, and run the tests that need it (Go 1.26)
+	@$(BIN)/python -m tests.k8s.programs
+	$(BIN)/python -m pytest tests/k8s
+
+# What those tests start. Without Go they are skipped, but in CI nothing is.
+control-plane: setup
+	@$(BIN)/python -m tests.k8s.programs || \
+		{ [ -z "$$CI" ] && echo "The Kubernetes tests will be skipped."; }
 
 lint: setup ## Check style, formatting, types and import rules
 	$(BIN)/ruff check
@@ -70,6 +79,7 @@ format: setup ## Fix what can be fixed automatically and format the code
 soak: setup ## Long crash and memory runs: 500 cycles on each database, agents at every call, then churn at 10,000 GPUs
 	SLICEWISE_CRASH_CYCLES=500 $(BIN)/python -m pytest -q tests/e2e/test_crash.py
 	SLICEWISE_AGENT_ROUNDS=5 $(BIN)/python -m pytest -q tests/e2e/agents
+	SLICEWISE_K8S_ROUNDS=1 $(BIN)/python -m pytest -q tests/k8s/test_never_*.py
 	$(BIN)/python -m tests.e2e.soak
 
 bench: setup ## Run every benchmarks/bench_*.py

@@ -4,7 +4,8 @@
 
 Starts `slicewise demo` on a free port, lets it run for so many seconds (150 unless given), and
 takes the pictures with Chromium. The recording of Compare is always the same run; the rest shows
-whatever the demonstration's tenants happen to do.
+whatever the demonstration's tenants happen to do. The picture of a Kubernetes cluster needs one:
+`tests/k8s/test_dashboard.py` takes it when SLICEWISE_SCREENS is set.
 """
 
 from __future__ import annotations

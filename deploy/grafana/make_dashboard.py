@@ -96,6 +96,36 @@ ROWS: list[list[tuple[str, str, list[tuple[str, str]]]]] = [
             ],
         ),
     ],
+    [
+        (
+            "Kubernetes: pods that wait, and who leads",
+            "none",
+            [
+                ("max(slicewise_k8s_pods_waiting)", "pods"),
+                ("slicewise_k8s_leading", "{{pod}} leads"),
+                ("slicewise_k8s_watches_down", "{{pod}} watches down"),
+            ],
+        ),
+        (
+            "Kubernetes: claims a second",
+            "ops",
+            [
+                (f"sum(rate(slicewise_k8s_{name}_total[$__rate_interval]))", words)
+                for name, words in (
+                    ("claims_allocated", "allocated"),
+                    ("decisions_failed", "came too late"),
+                    ("allocations_returned", "returned by the scheduler"),
+                    ("allocations_taken_back", "taken back"),
+                    ("conflicts", "gave way to others"),
+                )
+            ],
+        ),
+        (
+            "Kubernetes: share of time spent choosing",
+            "percentunit",
+            [("sum(rate(slicewise_k8s_deciding_seconds_total[$__rate_interval]))", "choosing")],
+        ),
+    ],
 ]
 
 

@@ -26,7 +26,7 @@ def _dashboard() -> ModuleType:
 
 
 def _names(text: str) -> set[str]:
-    found = set(re.findall(r"\bslicewise_[a-z_]+", text))
+    found = set(re.findall(r"\bslicewise_[a-z0-9_]+", text))
     return {re.sub(r"_(bucket|total|sum|count)$", "", name) for name in found}
 
 
@@ -37,6 +37,7 @@ def test_the_dashboard_is_what_its_script_writes() -> None:
 
 def test_dashboard_and_alerts_ask_for_metrics_that_exist() -> None:
     known = _names((SERVICE / "metrics.py").read_text(encoding="utf-8"))
+    known |= _names((SERVICE.parent / "k8s" / "metrics.py").read_text(encoding="utf-8"))
     dashboard = _names((DEPLOY / "grafana" / "slicewise.json").read_text(encoding="utf-8"))
     alerts = _names((DEPLOY / "prometheus" / "slicewise.rules.yml").read_text(encoding="utf-8"))
     assert len(dashboard) > 10

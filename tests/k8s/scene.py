@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 import httpx
 from tests.k8s.api import Api, ApiError, Json, until
@@ -29,10 +30,13 @@ from tests.k8s.nvidia import MIG_CLASS
 from tests.k8s.plane import Plane
 from tests.k8s.replica import OUR_CLASS, Replica, wants
 
+T = TypeVar("T")
+
 ROUNDS = int(os.environ.get("SLICEWISE_K8S_ROUNDS", "0"))
 """How often everything is gone through; 0 is a short version, for every day."""
 MODEL = "A100-80GB"
-LEASE_SECONDS = "1"
+LEASE_SECONDS = "2"
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/default/leases/slicewise"
 
 
 class Living:
@@ -56,6 +60,12 @@ class Living:
             assert self.replica.process is not None
             self.replica.process.wait()
 
+    @property
+    def has_led(self) -> bool:
+        """Whether it has been the leader, in one of its lives."""
+        log = self.replica.log
+        return log.exists() and f"leading as {self.name}" in log.read_text()
+
     def kill(self, _: Write | None = None) -> None:
         """End it at once."""
         self.replica.kill()
@@ -64,7 +74,8 @@ class Living:
         """End it for good."""
         self._stopping.set()
         while self._thread.is_alive():
-            self.replica.kill()
+            if self.replica.process is not None:
+                self.replica.kill()
             self._thread.join(0.1)
         self.proxy.close()
 
@@ -77,7 +88,8 @@ def living(plane: Plane, folder: Path, *flags: str, name: str = "r0") -> Iterato
         yield one
     except BaseException:
         print(one.name, *one.proxy.writes[-40:], sep="\n")
-        print(one.replica.log.read_text()[-4000:])
+        if one.replica.log.exists():
+            print(one.replica.log.read_text()[-4000:])
         print(plane.kubectl("get", "pods,resourceclaims", "-A", "-o", "wide"))
         raise
     finally:
@@ -120,6 +132,18 @@ def make_templates(api: Api, space: str, device_class: str = OUR_CLASS) -> None:
             api.create(templates_in(space), made)
 
 
+def make_urgent(api: Api) -> None:
+    """A class of pods that are served before others."""
+    urgent = {
+        "apiVersion": "scheduling.k8s.io/v1",
+        "kind": "PriorityClass",
+        "metadata": {"name": "urgent"},
+        "value": 1000,
+    }
+    with suppress_conflict():
+        api.create("/apis/scheduling.k8s.io/v1/priorityclasses", urgent)
+
+
 def make_claim(api: Api, space: str, name: str, profile: str) -> Json:
     """A claim of our class that stands for itself."""
     made = claim(name, device_request(OUR_CLASS), config=[wants(profile=profile)])
@@ -151,6 +175,12 @@ def running(api: Api, space: str) -> list[str]:
 def until_run(api: Api, space: str, *names: str) -> None:
     """Wait until all of these pods run."""
     until(f"{names} run in {space}", lambda: set(names) <= set(running(api, space)))
+
+
+def holder(api: Api) -> str:
+    """Who leads, or led last."""
+    found = api.find(LEASE)
+    return "" if found is None else str(found["spec"].get("holderIdentity") or "")
 
 
 def condition(api: Api, space: str, name: str) -> Json | None:
@@ -194,7 +224,7 @@ def play_with(
     return writes
 
 
-def sample(steps: Sequence[int], count: int) -> list[int]:
+def sample(steps: Sequence[T], count: int) -> list[T]:
     """Some of many steps, spread evenly; all of them in a long run."""
     if ROUNDS or len(steps) <= count:
         return list(steps)

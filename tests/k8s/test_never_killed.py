@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.k8s.cluster import make_classes
+from tests.k8s.api import until
+from tests.k8s.cluster import claims_of, make_classes
 from tests.k8s.conftest import Nodes
-from tests.k8s.faults import Fault
+from tests.k8s.faults import Fault, Write
 from tests.k8s.plane import Plane
 from tests.k8s.replica import SEALED
-from tests.k8s.scene import MODEL, living, play_with, sample, witnessed
+from tests.k8s.scene import (
+    MODEL,
+    living,
+    make_pod,
+    make_templates,
+    make_urgent,
+    play_with,
+    remove_pod,
+    running,
+    sample,
+    until_run,
+    witnessed,
+)
 
 
 def test_killed_at_every_write(plane: Plane, nodes: Nodes, space: str, tmp_path: Path) -> None:
@@ -36,13 +49,45 @@ def test_misled_at_every_write(plane: Plane, nodes: Nodes, space: str, tmp_path:
     faults += [Fault(cut=True), Fault(late=0.3), Fault(late=1.5)]
     with witnessed(plane), living(plane, tmp_path) as one:
         steps = len(play_with(plane.api, space, one, {}))
-        for step in sample(range(len(faults) * steps), 8):
+        for step in sample(range(len(faults) * steps), 7):
             fault = faults[step % len(faults)]
             play_with(
                 plane.api, space, one, {step // len(faults) + 1: fault}, pause=0.01 * (step % 7)
             )
-        for fault in faults:  # and many at once
+        for fault in sample(faults, 2):  # and many at once
             play_with(plane.api, space, one, dict.fromkeys(range(1, 2 * steps, 3), fault))
         print(f"{steps} writes, {one.proxy.met} faults")
         assert one.proxy.met
+        assert one.lives == 1
+
+
+def test_a_write_that_arrives_when_its_device_has_gone_to_another(
+    plane: Plane, nodes: Nodes, space: str, tmp_path: Path
+) -> None:
+    """It seemed lost; meanwhile a pod came that goes first."""
+    make_classes(plane.api, [SEALED])
+    nodes(1, MODEL, gpus=1)
+    api = plane.api
+    make_templates(api, space)
+    make_urgent(api)
+    late: list[Write] = []
+
+    def lose(write: Write) -> Fault | None:
+        def meanwhile(write: Write) -> None:
+            late.append(write)
+            make_pod(api, space, "second", "whole", priorityClassName="urgent")
+            until("the second has a claim", lambda: claims_of(api, space, "second"))
+
+        of_status = write.of_claim and write.path.endswith("/status")
+        return Fault(before=meanwhile, late=3.0) if of_status and not late else None
+
+    with witnessed(plane), living(plane, tmp_path) as one:
+        one.proxy.choose = lose
+        make_pod(api, space, "first", "whole")
+        until("a pod runs", lambda: running(api, space))
+        until("the late write is answered", lambda: late[0].status)
+        assert late[0].status == 409
+        [there] = running(api, space)
+        remove_pod(api, space, there)
+        until_run(api, space, *({"first", "second"} - {there}))
         assert one.lives == 1

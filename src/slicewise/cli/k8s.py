@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import os
 import secrets
 import signal
@@ -18,6 +19,7 @@ from slicewise.core.errors import SlicewiseError
 
 if TYPE_CHECKING:
     from slicewise.k8s.controller import Controller
+    from slicewise.k8s.link import Link
 
 
 def k8s(
@@ -61,6 +63,14 @@ def k8s(
             help="How long a pod is held back while claims of other classes compete for its GPU.",
         ),
     ] = 5.0,
+    confirm_always: Annotated[
+        bool,
+        typer.Option(
+            "--confirm-always",
+            help="Confirm every allocation before its pod is bound, also where no claim of another "
+            "class has been seen for ten minutes; some pods then start five seconds later.",
+        ),
+    ] = False,
     listen: Annotated[
         str | None,
         typer.Option(
@@ -100,24 +110,28 @@ def k8s(
         lease_seconds=lease_seconds,
         discipline=Discipline(backfill, overtakes),
         settle_seconds=settle_seconds,
+        confirm_always=confirm_always,
     )
     address = [""]
-    controller = Controller(Link.open(kubeconfig, context), options, address=lambda: address[0])
-    if listen is None:
-        _alone(controller)
-        return
-    settings: dict[str, object] = {
+    link = Link.open(kubeconfig, context)
+    controller = Controller(link, options, address=lambda: address[0])
+    flags: dict[str, object] = {
         "listen": listen,
         "policy": policy,
         "tls.cert": tls_cert,
         "tls.key": tls_key,
         "listen_without_tls": listen_without_tls or None,
-        "open_metrics": open_metrics or None,
+        "metrics.public": open_metrics or None,
     }
-    _serving(controller, settings, token_file, address)
+    if listen is None:
+        link.check()
+        _alone(controller)
+    else:
+        _serving(controller, link, flags, token_file, address)
 
 
 def _alone(controller: Controller) -> None:
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: controller.stop())
     typer.echo(f"slicewise: following {controller.server} as {controller.options.identity}")
@@ -126,6 +140,7 @@ def _alone(controller: Controller) -> None:
 
 def _serving(
     controller: Controller,
+    link: Link,
     flags: dict[str, object],
     token_file: Path | None,
     address: list[str],
@@ -135,37 +150,40 @@ def _serving(
         from slicewise.cli.serve import loop_factory
         from slicewise.dashboard.compare import routes
         from slicewise.dashboard.pages import Pages
-        from slicewise.service.first_start import write_secret
+        from slicewise.k8s.metrics import ControllerMetrics
         from slicewise.service.logs import set_up_logs
         from slicewise.service.server import listening, serve
         from slicewise.service.service import Service
         from slicewise.service.settings import read_settings
+        from slicewise.service.source import Source
     except ModuleNotFoundError as error:
         raise SlicewiseError(
             f"--listen needs the extra packages of slicewise[service] ({error.name} is missing)"
         ) from None
     settings = read_settings({k: v for k, v in flags.items() if v is not None}, {}, None)
-    if token_file is not None:
-        if not token_file.exists():
-            write_secret(token_file, f"sw_{secrets.token_urlsafe(32)}")
-        try:
-            secret = token_file.read_text(encoding="utf-8").strip()
-        except OSError as error:
-            raise SlicewiseError(f"{token_file}: cannot be read: {error.strerror}") from None
-        controller.board.let_look(hashlib.sha256(secret.encode()).hexdigest())
+    link.check()
+    token = _let_look(controller, token_file)
     set_up_logs(settings.log_format, settings.log_level)
     listener = listening(settings.listen)
     thread = threading.Thread(target=_run_until_over, args=(controller,), name="controller")
+    source = Source(
+        change_it_there="this shows a Kubernetes cluster and changes nothing in it: create, "
+        "change and delete pods, claims, nodes and namespaces there, with kubectl for instance",
+        problem=lambda: controller.problem,
+        leads=lambda: controller.leads,
+        collectors=(ControllerMetrics(controller),),
+    )
 
     async def run() -> None:
-        service = Service(controller.board.journal, settings, pages=Pages(), routes=routes())
+        service = Service(
+            controller.board.journal, settings, pages=Pages(), routes=routes(), source=source
+        )
 
         def ready(url: str) -> None:
             address[0] = url
-            token = f", token in {token_file}" if token_file else ""
             typer.echo(
                 f"slicewise: following {controller.server} as {controller.options.identity}, "
-                f"to be seen at {url}{token}"
+                f"to be seen at {url}, {token}"
             )
 
         await serve(service, listener, ready)
@@ -178,6 +196,28 @@ def _serving(
         finally:
             controller.stop()
             thread.join()
+
+
+def _let_look(controller: Controller, file: Path | None) -> str:
+    """Let whoever has the secret of a file look; returns where it is, in words."""
+    from slicewise.service.first_start import write_secret
+
+    if file is None:
+        return "by nobody: no token file is named"
+    if not file.exists():
+        try:
+            write_secret(file, f"sw_{secrets.token_urlsafe(32)}")
+        except SlicewiseError as error:
+            # In a cluster the file is a Secret's: where there is none, pods run all the same.
+            return f"by nobody: {error}"
+    try:
+        secret = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SlicewiseError(f"{file}: cannot be read: {error}") from None
+    if not secret:
+        raise SlicewiseError(f"{file}: it holds no token")
+    controller.board.let_look(hashlib.sha256(secret.encode()).hexdigest())
+    return f"token in {file}"
 
 
 def _run_until_over(controller: Controller) -> None:

@@ -74,6 +74,8 @@ class Options:
     discipline: Discipline = field(default_factory=lambda: Discipline(256, 1024))
     settle_seconds: float = 5.0
     """How long a pod is held back where claims of other classes compete for the same GPUs."""
+    confirm_always: bool = False
+    """Whether every pod is held back until its allocation is confirmed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ class Controller:
         self.wishes = Wishes()
         self.estate = Estate()
         self.board = Board(options.policy, clock, address)
-        self.rivals = Rivals(options.settle_seconds)
+        self.rivals = Rivals(options.settle_seconds, options.confirm_always)
         self.troubles: dict[str, str] = {}
         """By kind of object: why its watch does not get through."""
         self._inbox: SimpleQueue[News | Done | Leads | None] = SimpleQueue()
@@ -150,9 +152,10 @@ class Controller:
 
     def _problem(self) -> str:
         """Why what is known here may be out of date, if so."""
-        if self._unlisted:
+        trouble = next(iter(self.troubles.values()), "")
+        if self._unlisted and not trouble:
             return f"still reading {', '.join(sorted(self._unlisted))}"
-        return next(iter(self.troubles.values()), "")
+        return trouble
 
     @property
     def deciding(self) -> bool:
@@ -378,6 +381,8 @@ class Controller:
             return True
         rival = may_want(claim, self.wishes.classes, self.board.pools.drivers)
         self.rivals.note(claim, rival, self._decider.clock())
+        for key in self.wishes.users(claim.metadata.key):  # its pod may have been heard of first
+            self._note_nomination(self.wishes.pods[key])
         return False
 
     def _note_rivals(self) -> None:

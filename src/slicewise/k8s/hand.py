@@ -62,6 +62,8 @@ class Hand:
         self._writers = ThreadPoolExecutor(WRITERS, "writer")
         self._undoing: set[str] = set()
         """Claims whose allocation is being taken back."""
+        self._judging: set[str] = set()
+        """Claims that are being confirmed, or said to be in conflict."""
         self._final: set[str] = set()
         """Claims whose allocation was written for good, and has not come back yet."""
         self.fencing = False
@@ -107,7 +109,7 @@ class Hand:
         for grant in decision.grants:
             meta = grant.claim.metadata
             if decision.tentative:
-                self._rivals.begin(meta.uid, meta.key, self._decider.clock())
+                self._rivals.begin(meta.uid, meta.key)
             else:
                 self._final.add(meta.uid)
         self._in_background(
@@ -151,6 +153,8 @@ class Hand:
         """An allocation of ours was seen by the watch: all claims older than it are known."""
         uid = claim.metadata.uid
         self._rivals.came_back(uid)
+        if claim.status.reserved_for:
+            self._rivals.reserved(uid, self._decider.clock())
         if uid in self._final:
             self._final.discard(uid)
             if self._rivals.waiting and not claim.status.reserved_for:
@@ -228,10 +232,17 @@ class Hand:
         uid = claim.metadata.uid
         if uid in self._undoing or uid in self._decider.writing or not self._wishes.is_ours(claim):
             return False
-        return uid in self._rivals.tentative or not claim.status.reserved_for
+        if uid in self._judging:
+            return False
+        # Also where taking it back was too late because the scheduler had just reserved it.
+        return not claim.status.reserved_for or _is_undecided(claim)
 
     def _judge(self, claim: ResourceClaim, confirmed: bool, why: str) -> None:
+        uid = claim.metadata.uid
+        self._judging.add(uid)
+
         def judged(result: ResourceClaim | None, error: SlicewiseError | None) -> None:
+            self._judging.discard(uid)
             if result is not None:
                 self._take_in(result)
 
@@ -264,11 +275,20 @@ class Hand:
             if allocation is None or not self._wishes.is_ours(claim):
                 continue
             self.take_back_if_abandoned(claim)
-            held_back = any(result.binding_conditions for result in allocation.devices.results)
-            if held_back and not claim.status.devices:
+            if _is_undecided(claim):
                 meta = claim.metadata
-                self._rivals.begin(meta.uid, meta.key, self._decider.clock())
+                self._rivals.begin(meta.uid, meta.key)
                 self._know(claim)
+
+
+def _is_undecided(claim: ResourceClaim) -> bool:
+    """Whether a pod is held back until an allocation is confirmed, or found to be in conflict."""
+    allocation = claim.status.allocation
+    return (
+        allocation is not None
+        and not claim.status.devices
+        and any(result.binding_conditions for result in allocation.devices.results)
+    )
 
 
 def _fail(mistake: BaseException, error: SlicewiseError | None) -> None:

@@ -3,8 +3,10 @@
 No lock spans claims. But the scheduler learns of claims in the order in which they change, so when
 it decides without knowing an allocation of ours, the claim it decides for is older than ours. Once
 our own write has come back to us, all such claims are known. Where there are none, nothing can
-collide. Where there are some, a pod of ours is held back until each of them has got its devices, is
-gone, or has had time enough, and longer while its pod has a node already.
+collide. Where there are some, a pod of ours is held back until each of them has got its devices or
+is gone. Some wait for long. So from the moment on at which the scheduler has put our pod down on
+the claim, and thereby shown that it knows of it, they are given some time: what it had decided
+before is then being written, which shows in a node that the rival's pod is nominated for.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ class Tentative:
     """An allocation of ours that is not confirmed yet."""
 
     claim: str
-    until: float
-    """When those who might collide have had time enough."""
+    until: float | None = None
+    """When those who might collide have had time enough, once the scheduler knows of it."""
     rivals: set[str] | None = None
     """Who might still collide; None until our write has come back."""
 
@@ -38,6 +40,8 @@ class Rivals:
 
     settle: float
     """How many seconds a rival is given to show what it got."""
+    always: bool = False
+    """Whether every allocation is tentative, though no rival has been seen for long."""
     waiting: dict[str, ResourceClaim] = field(default_factory=dict)
     """By uid: claims of others that may get devices at any moment."""
     tentative: dict[str, Tentative] = field(default_factory=dict)
@@ -66,11 +70,17 @@ class Rivals:
 
     def expected(self, now: float) -> bool:
         """Whether an allocation written now has to be tentative."""
-        return bool(self.waiting) or now < self.last_seen + LATELY
+        return self.always or bool(self.waiting) or now < self.last_seen + LATELY
 
-    def begin(self, uid: str, claim: str, now: float) -> None:
+    def begin(self, uid: str, claim: str) -> None:
         """An allocation of ours is written, to be confirmed."""
-        self.tentative[uid] = Tentative(claim, now + self.settle)
+        self.tentative[uid] = Tentative(claim)
+
+    def reserved(self, uid: str, now: float) -> None:
+        """The scheduler has put a pod down on an allocation of ours: it knows of it."""
+        one = self.tentative.get(uid)
+        if one is not None and one.until is None:
+            one.until = now + self.settle
 
     def came_back(self, uid: str) -> None:
         """Our write was seen: whoever may still collide is known now."""
@@ -84,7 +94,9 @@ class Rivals:
             uid
             for uid, one in self.tentative.items()
             if one.rivals is not None
-            and (not one.rivals or (now >= one.until and self.nominated.isdisjoint(one.rivals)))
+            and (
+                not one.rivals or (self._quiet(one) and one.until is not None and now >= one.until)
+            )
         ]
 
     @property
@@ -93,9 +105,13 @@ class Rivals:
         times = [
             one.until
             for one in self.tentative.values()
-            if one.rivals is not None and self.nominated.isdisjoint(one.rivals)
+            if one.until is not None and self._quiet(one)
         ]
         return min(times, default=None)
+
+    def _quiet(self, one: Tentative) -> bool:
+        """Whether no devices are being written for those who might collide with an allocation."""
+        return one.rivals is not None and self.nominated.isdisjoint(one.rivals)
 
 
 def may_want(claim: ResourceClaim, classes: Mapping[str, DeviceClass], drivers: set[str]) -> bool:

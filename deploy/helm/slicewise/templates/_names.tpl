@@ -1,0 +1,3 @@
+{{- define "slicewise.labels" -}}
+app.kubernetes.io/name: slicewise
+{{- end }}
