@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import re
 import sys
@@ -38,7 +39,7 @@ from slicewise.figures.planning import planning_curves
 from slicewise.figures.replay import replay_bars
 from slicewise.figures.scaling import scaling_curves
 from slicewise.figures.slicemap import Block, GpuDrawing, draw_gpus
-from slicewise.figures.style import house_style
+from slicewise.figures.style import SOFT, house_style, light_grid, policy_style
 from slicewise.paper.published import published
 from slicewise.policies.registry import policy
 from slicewise.sim.experiment import Published, Steady
@@ -202,6 +203,54 @@ def planning() -> Figure:
     return planning_curves(plan_rows(question, plans), curve_rows(plans), setting)
 
 
+def kubernetes() -> Figure:
+    """What `benchmarks/bench_kubernetes.py` measured last; its results are beside the document."""
+    measured = json.loads((HERE / "kubernetes-performance.json").read_text(encoding="utf-8"))
+    rows = [
+        {"mix": stream["mix"], "side": stream["side"], **one}
+        for stream in measured["streams"]
+        for one in stream["loads"]
+    ]
+    loads = sorted({row["load"] for row in rows})
+    mixes = [name for name in PUBLISHED if any(row["mix"] == name for row in rows)]
+    looks = {"stock": policy_style("first-fit"), "slicewise": policy_style("mfi")}
+    names = {"stock": "kube-scheduler: first match", "slicewise": "slicewise"}
+    panels = {
+        "running": ("Pods running", "pods", "%.0f"),
+        "stuck": ("Pods stuck", "waiting for over 10 s, slices free", "%.1f"),
+        "fragmentation": ("Fragmentation", "mean score F over GPUs", "%.3f"),
+    }
+    with house_style():
+        figure = Figure(figsize=(11, 0.8 + 3.1 * len(loads)), layout="constrained")
+        axes = figure.subplots(len(loads), len(panels), squeeze=False)
+        for load, across in zip(loads, axes, strict=True):
+            for axis, (column, (title, label, form)) in zip(across, panels.items(), strict=True):
+                for number, (side, look) in enumerate(looks.items()):
+                    found = {
+                        row["mix"]: row[column]
+                        for row in rows
+                        if row["side"] == side and row["load"] == load
+                    }
+                    places = [place + 0.4 * (number - 0.5) for place in range(len(mixes))]
+                    bars = axis.bar(
+                        places,
+                        [found.get(mix, 0) for mix in mixes],
+                        width=0.36,
+                        color=look.colour,
+                        label=names[side],
+                    )
+                    axis.bar_label(bars, fmt=form, fontsize=7.5, color=SOFT, padding=1)
+                axis.set_title(f"{title}, offered load {100 * load:g}%")
+                axis.set_ylabel(label)
+                axis.set_xticks(range(len(mixes)), mixes)
+                axis.tick_params(axis="x", length=0, labelsize=8.5)
+                axis.set_ylim(0, max(1e-9, 1.12 * axis.get_ylim()[1]))
+                light_grid(axis)
+        handles, labels = axes[0][0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper left", ncols=2)
+    return figure
+
+
 def _no_tick(units: int) -> None:
     pass
 
@@ -229,6 +278,7 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "replay": replay_example,
     "scaling": scaling,
     "planning": planning,
+    "kubernetes": kubernetes,
 }
 """How each picture is drawn, by its name."""
 

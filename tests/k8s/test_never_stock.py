@@ -116,7 +116,7 @@ def test_both_kinds_come_and_go(plane: Plane, nodes: Nodes, space: str, tmp_path
         stock = Load(api, space, [f"stock-{kind}" for kind in kinds], most=5, prefix="stock-")
         for load in (ours, stock):
             load.start()
-        enough = 5 + 100 * ROUNDS
+        enough = 3 + 100 * ROUNDS
         until("both kinds run", lambda: min(ours.ran, stock.ran) >= enough)
         for load in (ours, stock):
             load.end()
