@@ -204,7 +204,7 @@ def planning() -> Figure:
 
 
 def kubernetes() -> Figure:
-    """What `benchmarks/bench_kubernetes.py` measured last; its results are beside the document."""
+    """What `benchmarks/kube_bench.py` measured last; its results are beside the document."""
     measured = json.loads((HERE / "kubernetes-performance.json").read_text(encoding="utf-8"))
     rows = [
         {"mix": stream["mix"], "side": stream["side"], **one}

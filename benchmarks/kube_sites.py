@@ -1,0 +1,159 @@
+"""Control planes for the benchmarks: real programs, nodes that publish GPUs, and who allocates."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.kube_world import World, memory_mib
+from tests.k8s.api import CORE
+from tests.k8s.cluster import make_classes, node, publish, suppress_conflict
+from tests.k8s.nvidia import MIG_CLASS
+from tests.k8s.plane import Plane
+from tests.k8s.replica import OUR_CLASS, SEALED
+
+from slicewise.core.geometry import Geometry
+from slicewise.k8s.link import Link
+
+SPACE = "stream"
+CONTROLLERS = (
+    "resourceclaim-controller",
+    "garbage-collector-controller",
+    "namespace-controller",
+    "pod-garbage-collector-controller",
+)
+"""What pods with claims need; the rest would only take time."""
+
+
+@dataclass
+class Site:
+    """A cluster with nobody in it."""
+
+    plane: Plane
+    world: World
+    names: list[str]
+    publish_seconds: float
+
+    def __post_init__(self) -> None:
+        self.opened = set(self.names)
+
+    def open_only(self, names: Sequence[str]) -> None:
+        """Cordon all nodes but these."""
+        wanted = set(names)
+        turning = [name for name in self.names if (name in wanted) != (name in self.opened)]
+        with ThreadPoolExecutor(4) as pool:
+            for _ in pool.map(lambda name: self._turn(name, name in wanted), turning):
+                pass
+        self.opened = wanted
+
+    def _turn(self, name: str, opened: bool) -> None:
+        self.plane.api.patch(f"{CORE}/nodes/{name}", {"spec": {"unschedulable": not opened}})
+
+    def memory(self) -> dict[str, float]:
+        """What its parts hold."""
+        return {part: memory_mib(self.plane.process_id(part)) for part in self.plane.parts}
+
+
+@contextmanager
+def site(
+    geometry: Geometry,
+    nodes: int,
+    gpus: int,
+    flags: Mapping[str, Sequence[str]] | None = None,
+) -> Iterator[Site]:
+    """A fresh control plane with nodes and their devices."""
+    with Plane(flags=flags, controllers=CONTROLLERS) as plane:
+        api = plane.api
+        make_classes(api)
+        with suppress_conflict():
+            api.create(
+                f"{CORE}/namespaces",
+                {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SPACE}},
+            )
+        began = time.monotonic()
+        names = publish(
+            api,
+            [node(f"node-{n:04}", cpu="256", memory="2Ti") for n in range(nodes)],
+            geometry.model,
+            gpus,
+        )
+        took = time.monotonic() - began
+        world = World(Link.open(plane.kubeconfig), SPACE, geometry, names, gpus)
+        try:
+            yield Site(plane, world, names, took)
+        finally:
+            world.close()
+
+
+class Allocator:
+    """Whoever gives claims their devices.
+
+    ``stock`` is kube-scheduler alone, ``slicewise`` is slicewise with a class that has no object,
+    ``sealed`` slicewise with a class whose selector is false.
+    """
+
+    def __init__(self, name: str, plane: Plane, profile: Path | None = None) -> None:
+        self.name = name
+        self.device_class = MIG_CLASS if name == "stock" else OUR_CLASS
+        if name == "sealed":
+            make_classes(plane.api, [SEALED])
+        self._report = plane.folder / "report.json"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._plane = plane
+        self._profile = profile
+
+    def start(self) -> None:
+        """Begin to allocate."""
+        if self.name == "stock":
+            return
+        command = [
+            sys.executable, "-m", "benchmarks.kube_controller",
+            str(self._plane.kubeconfig), str(self._report),
+        ]  # fmt: skip
+        if self._profile is not None:
+            command += ["--profile", str(self._profile)]
+        with (self._plane.folder / "slicewise.log").open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+
+    @property
+    def memory(self) -> float:
+        """What it holds, in MiB."""
+        return 0.0 if self._process is None else memory_mib(self._process.pid)
+
+    def report(self) -> dict[str, Any]:
+        """What it did so far."""
+        if self._process is None:
+            return {}
+        self._report.unlink(missing_ok=True)
+        os.kill(self._process.pid, signal.SIGUSR1)
+        while not self._report.exists():
+            if self._process.poll() is not None:
+                raise SystemExit(f"the controller has ended: {self.log()[-2000:]}")
+            time.sleep(0.02)
+        found: dict[str, Any] = json.loads(self._report.read_text())
+        return found
+
+    def log(self) -> str:
+        """What it said."""
+        return (self._plane.folder / "slicewise.log").read_text()
+
+    def stop(self) -> None:
+        """End it."""
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                self._process.wait(20)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._process = None

@@ -1,0 +1,254 @@
+"""A Kubernetes cluster under load, as the benchmarks see it: who runs, who waits, what is taken.
+
+Everything is learnt from watches on pods and claims, the same for whoever allocates. Allocations
+are entered into a cluster of slicewise's own, which refuses overlaps: so every run is also a check
+that no two claims ever had the same slices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.k8s.cluster import device_request, pod, pods_in, template, templates_in
+from tests.k8s.nvidia import devices_at
+from tests.k8s.replica import OUR_CLASS, wants
+
+from slicewise.core.cluster import Cluster, Instance
+from slicewise.core.errors import SlicewiseError
+from slicewise.core.fragmentation import Reading, score_table
+from slicewise.core.geometry import Geometry
+from slicewise.core.states import ILLEGAL
+from slicewise.k8s.api import Pod, ResourceClaim
+from slicewise.k8s.link import Link, MissingError
+from slicewise.k8s.watching import CLAIMS, PODS, Changed, Gone, Listed, News, Watch
+
+_WRITERS = 8
+STUCK_SECONDS = 10.0
+"""A pod that waits longer while enough slices are free is stuck."""
+
+
+@dataclass(slots=True)
+class Life:
+    """A pod, as far as it got; all times by the clock of the benchmark."""
+
+    name: str
+    profile: str
+    size: int
+    created: float
+    roomy: bool
+    """Whether some GPU had room for it when it was made."""
+    running: float | None = None
+    gone: float | None = None
+
+    @property
+    def pending(self) -> bool:
+        """Whether it waits."""
+        return self.running is None and self.gone is None
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """How the cluster is at one moment."""
+
+    at: float
+    running: int
+    slices: int
+    """In use, by allocation."""
+    pending: int
+    stuck: int
+    """Pending for long although as many slices as they need are free somewhere."""
+    stranded: int
+    """Those of the stuck for whom one GPU has enough free slices, only not in the right place."""
+    fragmentation: float
+
+
+@dataclass
+class World:
+    """Makes and deletes pods, and knows how they fare."""
+
+    link: Link
+    space: str
+    geometry: Geometry
+    nodes: Sequence[str]
+    gpus: int
+    lives: dict[str, Life] = field(default_factory=dict)
+    overlaps: list[str] = field(default_factory=list)
+    on_running: Callable[[Life], None] = lambda life: None
+
+    def __post_init__(self) -> None:
+        self.lock = threading.Lock()
+        self.running = 0
+        self.allocated = 0
+        """Claims that have devices."""
+        self.changed = threading.Condition(self.lock)
+        self._first = {name: number * self.gpus for number, name in enumerate(self.nodes)}
+        self._places = {
+            device: (gpu, profile.name, start)
+            for gpu in range(self.gpus)
+            for profile in self.geometry.profiles
+            for start, device in devices_at(self.geometry.model, gpu, profile.name).items()
+        }
+        self.cluster = Cluster.of(self.geometry, len(self.nodes) * self.gpus, self.gpus)
+        self._claims: dict[str, Instance] = {}
+        self._scores = score_table(self.geometry, Reading.PARTIAL)
+        self._pool = ThreadPoolExecutor(_WRITERS, "user")
+        self._watches = [Watch(self.link, kind, self._hear) for kind in (PODS, CLAIMS)]
+        for watch in self._watches:
+            watch.start()
+
+    def close(self) -> None:
+        """Look no more."""
+        for watch in self._watches:
+            watch.stop()
+        self._pool.shutdown(cancel_futures=True)
+
+    # What users do
+
+    def make_templates(self, profiles: Sequence[str], device_class: str, prefix: str = "") -> None:
+        """A template of claims for each profile."""
+        for profile in profiles:
+            if device_class == OUR_CLASS:
+                made = template(
+                    prefix + _template(profile),
+                    device_request(device_class),
+                    config=[wants(profile=profile)],
+                )
+            else:
+                request = device_request(device_class, profile=profile)
+                made = template(prefix + _template(profile), request)
+            self.link.write("POST", templates_in(self.space), made)
+
+    def create(self, name: str, profile: str, prefix: str = "") -> Future[Any]:
+        """Make a pod that wants a profile."""
+        size = self.geometry.profile(profile).size
+        with self.lock:
+            self.lives[name] = Life(name, profile, size, time.monotonic(), self._has_room(profile))
+        body = pod(name, templates=[prefix + _template(profile)], cpu="100m", memory="64Mi")
+        return self._pool.submit(self.link.write, "POST", pods_in(self.space), body)
+
+    def delete(self, name: str) -> Future[Any]:
+        """Delete a pod."""
+        return self._pool.submit(self._delete, name)
+
+    def _delete(self, name: str) -> None:
+        with contextlib.suppress(MissingError):
+            self.link.write("DELETE", f"{pods_in(self.space)}/{name}", {"gracePeriodSeconds": 0})
+
+    def until(self, what: str, holds: Callable[[], bool], seconds: float) -> bool:
+        """Wait until something holds; false when it took too long."""
+        with self.changed:
+            return self.changed.wait_for(holds, seconds)
+
+    # What is seen
+
+    def _hear(self, news: News) -> None:
+        with self.changed:
+            match news:
+                case Listed(_, things, _, _):
+                    for thing in things:
+                        self._see(thing)
+                case Changed(_, thing):
+                    self._see(thing)
+                case Gone(_, thing):
+                    self._miss(thing)
+            self.changed.notify_all()
+
+    def _see(self, thing: object) -> None:
+        if isinstance(thing, Pod):
+            life = self.lives.get(thing.metadata.name)
+            if life is not None and life.running is None and thing.status.phase == "Running":
+                life.running = time.monotonic()
+                self.running += 1
+                self.on_running(life)
+        elif isinstance(thing, ResourceClaim):
+            uid = thing.metadata.uid
+            if thing.status.allocation is None:
+                self._release(uid)
+            elif uid not in self._claims:
+                self._enter(uid, thing)
+
+    def _miss(self, thing: object) -> None:
+        if isinstance(thing, Pod):
+            life = self.lives.get(thing.metadata.name)
+            if life is not None and life.gone is None:
+                life.gone = time.monotonic()
+                self.running -= life.running is not None
+        elif isinstance(thing, ResourceClaim):
+            self._release(thing.metadata.uid)
+
+    def _enter(self, uid: str, claim: ResourceClaim) -> None:
+        assert claim.status.allocation is not None
+        [result] = claim.status.allocation.devices.results
+        gpu, profile, start = self._places[result.device]
+        placement = self.geometry.placement(profile, start)
+        assert placement is not None
+        try:
+            self._claims[uid] = self.cluster.put(self._first[result.pool] + gpu, placement.number)
+            self.allocated += 1
+        except SlicewiseError as error:
+            self.overlaps.append(f"{result.pool}/{result.device}: {error}")
+
+    def _release(self, uid: str) -> None:
+        instance = self._claims.pop(uid, None)
+        if instance is not None:
+            self.cluster.release(instance)
+
+    def _has_room(self, profile: str) -> bool:
+        cluster = self.cluster
+        numbers = [p.number for p in self.geometry.placements if p.profile.name == profile]
+        return any(
+            cluster.after_place[state][number] != ILLEGAL
+            for state in set(cluster.state_of)
+            for number in numbers
+        )
+
+    def sample(self) -> Sample:
+        """How it is now."""
+        now = time.monotonic()
+        slices = self.geometry.slices
+        with self.lock:
+            masks = [self.cluster.state(gpu).mask for gpu in range(self.cluster.gpus)]
+            waiting = [life for life in self.lives.values() if life.pending]
+            running = self.running
+        free = [slices - mask.bit_count() for mask in masks]
+        stuck = [
+            life
+            for life in waiting
+            if now - life.created > STUCK_SECONDS and life.size <= sum(free)
+        ]
+        most = max(free)
+        return Sample(
+            now,
+            running,
+            slices * len(masks) - sum(free),
+            len(waiting),
+            len(stuck),
+            sum(life.size <= most for life in stuck),
+            sum(self._scores[mask] for mask in masks) / len(masks),
+        )
+
+
+def _template(profile: str) -> str:
+    return profile.replace(".", "-").replace("+", "-")
+
+
+def memory_mib(process: int) -> float:
+    """What a process holds in memory now."""
+    for line in Path(f"/proc/{process}/status").read_text().splitlines():
+        if line.startswith("VmRSS"):
+            return int(line.split()[1]) / 1024
+    raise ValueError(process)
+
+
+def cpu_seconds(process: int) -> float:
+    """The time that a process has used."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
