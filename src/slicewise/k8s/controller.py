@@ -202,11 +202,10 @@ class Controller:
 
     def _patience(self) -> float | None:
         """How long nothing has to be done unless there is news."""
-        now = self._decider.clock()
-        times = [t for t in (self.rivals.next_time, self._decider.next_time) if t is not None]
-        if self.leadership.leads and not self._fenced:
-            times.append(now + _FENCE_SECONDS)
-        return max(0.0, min(times) - now) if times else None
+        if not self.deciding:  # then nothing falls due here
+            return _FENCE_SECONDS if self.leadership.leads else None
+        due = [t for t in (self.rivals.next_time, self._decider.next_time) if t is not None]
+        return max(0.0, min(due) - self._decider.clock()) if due else None
 
     def step(self, seconds: float | None) -> None:
         """Take in what is there, wait for it so long, and then decide what can be decided."""
