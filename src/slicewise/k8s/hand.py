@@ -91,6 +91,7 @@ class Hand:
 
     def gone(self, uid: str) -> None:
         """A claim is gone."""
+        self._final.discard(uid)
         if self.fencing:
             self._gone.add(uid)
 
