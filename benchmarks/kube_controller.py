@@ -55,7 +55,7 @@ def main() -> None:
     began = time.monotonic()
     controller = Controller(
         Link.open(options.kubeconfig),
-        Options(namespace="default", identity="benchmark", lease_seconds=15.0),
+        Options(namespace="default", identity="benchmark", lease_seconds=15.0, hold_back="never"),
     )
 
     def write(*_: object) -> None:

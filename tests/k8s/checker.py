@@ -74,6 +74,7 @@ class Follower:
         self._version: int | None = None
         """Everything up to this one was seen."""
         self._connection: http.client.HTTPSConnection | None = None
+        self._answer: http.client.HTTPResponse | None = None
         self._thread = threading.Thread(target=self._run, name=f"witness {kind}", daemon=True)
         self._thread.start()
 
@@ -99,8 +100,14 @@ class Follower:
             except (OSError, http.client.HTTPException, json.JSONDecodeError):
                 self._stop.wait(0.05)
             finally:
-                if self._connection is not None:
-                    self._connection.close()
+                self._hang_up()
+
+    def _hang_up(self) -> None:
+        """Close both: an answer keeps its socket open, whatever becomes of the connection."""
+        if self._answer is not None:
+            self._answer.close()
+        if self._connection is not None:
+            self._connection.close()
 
     def _list(self) -> int:
         answer = self._ask(PATHS[self.kind])
@@ -134,14 +141,14 @@ class Follower:
 
     def _ask(self, path: str) -> http.client.HTTPResponse:
         address = urlsplit(self._plane.server)
-        if self._connection is not None:
-            self._connection.close()
+        self._hang_up()
         self._connection = http.client.HTTPSConnection(
             str(address.hostname), address.port, context=self._tls
         )
         headers = {"Authorization": f"Bearer {self._plane.token}"}
         self._connection.request("GET", path, headers=headers)
-        return self._connection.getresponse()
+        self._answer = self._connection.getresponse()
+        return self._answer
 
     def _note(self, thing: Json, version: int, gone: bool) -> None:
         meta = thing["metadata"]

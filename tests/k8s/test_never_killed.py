@@ -33,7 +33,7 @@ def test_killed_at_every_write(plane: Plane, nodes: Nodes, space: str, tmp_path:
         before = Fault(before=one.kill, forward=False)
         after = Fault(after=one.kill, cut=True)
         # Twice as many as there are writes: each with the kill before it, and behind it.
-        for step in sample(range(2 * steps), 6):
+        for step in sample(range(2 * steps), 4):
             fault = after if step % 2 else before
             play_with(plane.api, space, one, {step // 2 + 1: fault}, pause=0.01 * (step % 7))
         print(f"{steps} writes, {one.proxy.met} kills, {one.lives} lives")
@@ -49,7 +49,7 @@ def test_misled_at_every_write(plane: Plane, nodes: Nodes, space: str, tmp_path:
     faults += [Fault(cut=True), Fault(late=0.3), Fault(late=1.5)]
     with witnessed(plane), living(plane, tmp_path) as one:
         steps = len(play_with(plane.api, space, one, {}))
-        for step in sample(range(len(faults) * steps), 7):
+        for step in sample(range(len(faults) * steps), 4):
             fault = faults[step % len(faults)]
             play_with(
                 plane.api, space, one, {step // len(faults) + 1: fault}, pause=0.01 * (step % 7)

@@ -169,7 +169,7 @@ def test_the_first_stock_claim_ever(plane: Plane, api: Api, space: str, tmp_path
     hold, hold_ours = Hold(), Hold()
     with (
         witnessed(plane),
-        living(plane, tmp_path, "--confirm-always") as one,
+        living(plane, tmp_path, "--hold-back", "always") as one,
         slow_scheduler(plane, tmp_path) as scheduler,
     ):
         scheduler.choose = held(hold, "stock-")

@@ -67,11 +67,14 @@ def test_a_rival_that_goes_is_none_and_others_are_expected_for_a_while() -> None
 
 
 def test_where_every_allocation_is_confirmed_it_is_at_once_without_rivals() -> None:
-    rivals = Rivals(5.0, always=True)
+    rivals = Rivals(5.0, "always")
     assert rivals.expected(0.0)
     rivals.begin("uid-a", "team/a")
     rivals.came_back("uid-a")
     assert rivals.settled(0.0) == ["uid-a"]
+    never = Rivals(5.0, "never")
+    never.note(claim("s", STOCK), True, 0.0)
+    assert not never.expected(0.0)
 
 
 def test_who_may_want_our_devices() -> None:

@@ -11,15 +11,18 @@ import signal
 import socket
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from slicewise.core.errors import SlicewiseError
+from slicewise.core.errors import SlicewiseError, UnknownNameError
 
 if TYPE_CHECKING:
     from slicewise.k8s.controller import Controller
     from slicewise.k8s.link import Link
+    from slicewise.k8s.rivals import When
+
+_HOLD_BACK = ("auto", "always", "never")
 
 
 def k8s(
@@ -63,14 +66,14 @@ def k8s(
             help="How long a pod is held back while claims of other classes compete for its GPU.",
         ),
     ] = 5.0,
-    confirm_always: Annotated[
-        bool,
+    hold_back: Annotated[
+        str,
         typer.Option(
-            "--confirm-always",
-            help="Confirm every allocation before its pod is bound, also where no claim of another "
-            "class has been seen for ten minutes; some pods then start five seconds later.",
+            metavar="WHEN",
+            help="When pods are held back until it is certain that no claim of another class was "
+            "given the same slices: auto, always or never (where nobody uses other classes).",
         ),
-    ] = False,
+    ] = "auto",
     listen: Annotated[
         str | None,
         typer.Option(
@@ -110,7 +113,7 @@ def k8s(
         lease_seconds=lease_seconds,
         discipline=Discipline(backfill, overtakes),
         settle_seconds=settle_seconds,
-        confirm_always=confirm_always,
+        hold_back=_when(hold_back),
     )
     address = [""]
     link = Link.open(kubeconfig, context)
@@ -128,6 +131,12 @@ def k8s(
         _alone(controller)
     else:
         _serving(controller, link, flags, token_file, address)
+
+
+def _when(text: str) -> When:
+    if text not in _HOLD_BACK:
+        raise UnknownNameError("--hold-back", text, _HOLD_BACK)
+    return cast("When", text)
 
 
 def _alone(controller: Controller) -> None:

@@ -25,7 +25,7 @@ from slicewise.k8s.fitness import Estate
 from slicewise.k8s.hand import Done, Hand
 from slicewise.k8s.leading import Leadership
 from slicewise.k8s.link import Link
-from slicewise.k8s.rivals import Rivals, may_want
+from slicewise.k8s.rivals import Rivals, When, may_want
 from slicewise.k8s.shelf import Parcel, Shelf
 from slicewise.k8s.tally import Tally
 from slicewise.k8s.telling import Teller
@@ -74,8 +74,8 @@ class Options:
     discipline: Discipline = field(default_factory=lambda: Discipline(256, 1024))
     settle_seconds: float = 5.0
     """How long a pod is held back where claims of other classes compete for the same GPUs."""
-    confirm_always: bool = False
-    """Whether every pod is held back until its allocation is confirmed."""
+    hold_back: When = "auto"
+    """When pods are held back until it is certain that nobody else has their slices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Controller:
         self.wishes = Wishes()
         self.estate = Estate()
         self.board = Board(options.policy, clock, address)
-        self.rivals = Rivals(options.settle_seconds, options.confirm_always)
+        self.rivals = Rivals(options.settle_seconds, options.hold_back)
         self.troubles: dict[str, str] = {}
         """By kind of object: why its watch does not get through."""
         self._inbox: SimpleQueue[News | Done | Leads | None] = SimpleQueue()
@@ -475,6 +475,7 @@ class Controller:
     def _fenced_now(self, term: int, done: bool) -> None:
         if done and term == self._term and self.leadership.valid():
             self._fenced = True
+            self.rivals.last_seen = self._decider.clock()  # who knows who came before
             log.info("leading as %s", self.options.identity)
             self._hand.resume()
 

@@ -14,11 +14,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from slicewise.k8s.api import DeviceClass, ResourceClaim
 
 LATELY = 600.0
-"""For so many seconds after a rival was seen, others are expected."""
+"""For so many seconds after a rival was seen, and after the start, others are expected."""
+
+When = Literal["auto", "always", "never"]
 
 _DRIVER = re.compile(r"""device\.driver\s*==\s*["']([^"']+)["']""")
 
@@ -40,8 +43,8 @@ class Rivals:
 
     settle: float
     """How many seconds a rival is given to show what it got."""
-    always: bool = False
-    """Whether every allocation is tentative, though no rival has been seen for long."""
+    when: When = "auto"
+    """When allocations are tentative: while rivals are to be expected, always, or never."""
     waiting: dict[str, ResourceClaim] = field(default_factory=dict)
     """By uid: claims of others that may get devices at any moment."""
     tentative: dict[str, Tentative] = field(default_factory=dict)
@@ -49,6 +52,7 @@ class Rivals:
     nominated: set[str] = field(default_factory=set)
     """Those whose pod has a node, so that their devices are being written."""
     last_seen: float = float("-inf")
+    """When a rival was seen last, or might have been, since nobody looked."""
 
     def note(self, claim: ResourceClaim, rival: bool, now: float) -> None:
         """A claim of others is like this now; ``rival`` if it may want our devices."""
@@ -70,7 +74,9 @@ class Rivals:
 
     def expected(self, now: float) -> bool:
         """Whether an allocation written now has to be tentative."""
-        return self.always or bool(self.waiting) or now < self.last_seen + LATELY
+        if self.when != "auto":
+            return self.when == "always"
+        return bool(self.waiting) or now < self.last_seen + LATELY
 
     def begin(self, uid: str, claim: str) -> None:
         """An allocation of ours is written, to be confirmed."""
