@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.k8s_units.objects import claim, device_class
 
 from slicewise.k8s.api import DeviceClass
-from slicewise.k8s.rivals import LATELY, Rivals, may_want
+from slicewise.k8s.rivals import LATELY, LONGEST, Rivals, may_want
 
 STOCK = {"name": "r", "exactly": {"deviceClassName": "mig.nvidia.com"}}
 
@@ -46,10 +46,14 @@ def test_a_rival_whose_pod_has_a_node_is_waited_for() -> None:
     rivals.came_back("uid-a")
     rivals.reserved("uid-a", 0.0)
     rivals.nominated.add("uid-s")
-    assert rivals.settled(100.0) == []
-    assert rivals.next_time is None
-    rivals.note(claim("s", STOCK, seats=[("n1", "d")]), True, 101.0)
-    assert rivals.settled(101.0) == ["uid-a"]
+    assert rivals.settled(5.0 + LONGEST - 1) == []
+    assert rivals.next_time == 5.0 + LONGEST
+    rivals.nominated.clear()
+    rivals.begun.add("uid-s")
+    assert rivals.settled(50.0) == []
+    assert rivals.settled(5.0 + LONGEST) == ["uid-a"]
+    rivals.note(claim("s", STOCK, seats=[("n1", "d")]), True, 51.0)
+    assert rivals.settled(51.0) == ["uid-a"]
 
 
 def test_a_rival_that_goes_is_none_and_others_are_expected_for_a_while() -> None:

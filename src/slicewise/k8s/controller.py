@@ -46,7 +46,7 @@ from slicewise.k8s.watching import (
     Watch,
 )
 from slicewise.k8s.wishes import Wishes, claim_keys
-from slicewise.k8s.writing import Pen
+from slicewise.k8s.writing import FINALIZER, Pen
 
 log = logging.getLogger("slicewise.k8s")
 
@@ -438,13 +438,15 @@ class Controller:
 
     def _note_nomination(self, pod: Pod) -> None:
         """Note of a pod's claims that their devices are being written by the stock scheduler."""
-        under_way = bool(pod.status.nominated_node_name) and not pod.spec.node_name
-        for claim in self.wishes.claims_of(pod):
+        claims = list(self.wishes.claims_of(pod))
+        nominated = bool(pod.status.nominated_node_name) and not pod.spec.node_name
+        given = any(claim.status.allocation is not None for claim in claims)
+        for claim in claims:
             uid = claim.metadata.uid
-            if under_way and uid in self.rivals.waiting:
-                self.rivals.nominated.add(uid)
-            else:
-                self.rivals.nominated.discard(uid)
+            waits = uid in self.rivals.waiting
+            begun = given or FINALIZER in claim.metadata.finalizers
+            for noted, holds in ((self.rivals.nominated, nominated), (self.rivals.begun, begun)):
+                (noted.add if waits and holds else noted.discard)(uid)
 
     def _pod_gone(self, key: str) -> None:
         self.estate.pod_gone(key)

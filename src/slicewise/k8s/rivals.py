@@ -21,6 +21,9 @@ from slicewise.k8s.api import DeviceClass, ResourceClaim
 LATELY = 600.0
 """For so many seconds after a rival was seen, and after the start, others are expected."""
 
+LONGEST = 60.0
+"""How much longer an allocation is held back while something is being written for a rival."""
+
 When = Literal["auto", "always", "never"]
 
 _DRIVER = re.compile(r"""device\.driver\s*==\s*["']([^"']+)["']""")
@@ -49,6 +52,8 @@ class Rivals:
     """By uid: claims of others that may get devices at any moment."""
     tentative: dict[str, Tentative] = field(default_factory=dict)
     """By uid: our claims."""
+    begun: set[str] = field(default_factory=set)
+    """Those of which something is written already: a finalizer, or devices of another claim."""
     nominated: set[str] = field(default_factory=set)
     """Those whose pod has a node, so that their devices are being written."""
     last_seen: float = float("-inf")
@@ -68,6 +73,7 @@ class Rivals:
         """A claim cannot collide any more."""
         self.waiting.pop(uid, None)
         self.nominated.discard(uid)
+        self.begun.discard(uid)
         for one in self.tentative.values():
             if one.rivals is not None:
                 one.rivals.discard(uid)
@@ -100,24 +106,26 @@ class Rivals:
             uid
             for uid, one in self.tentative.items()
             if one.rivals is not None
-            and (
-                not one.rivals or (self._quiet(one) and one.until is not None and now >= one.until)
-            )
+            and (not one.rivals or (one.until is not None and now >= self._due(one, one.until)))
         ]
 
     @property
     def next_time(self) -> float | None:
         """When the next of them has had time enough."""
         times = [
-            one.until
-            for one in self.tentative.values()
-            if one.until is not None and self._quiet(one)
+            self._due(one, one.until) for one in self.tentative.values() if one.until is not None
         ]
         return min(times, default=None)
 
-    def _quiet(self, one: Tentative) -> bool:
-        """Whether no devices are being written for those who might collide with an allocation."""
-        return one.rivals is not None and self.nominated.isdisjoint(one.rivals)
+    def _due(self, one: Tentative, until: float) -> float:
+        """When an allocation may be confirmed, though some who might collide go on waiting.
+
+        What the scheduler has begun to write for one of them is waited for; but a finalizer also
+        stays on a claim whose devices were taken away again.
+        """
+        rivals = one.rivals or set()
+        writing = not (self.nominated.isdisjoint(rivals) and self.begun.isdisjoint(rivals))
+        return until + LONGEST if writing else until
 
 
 def may_want(claim: ResourceClaim, classes: Mapping[str, DeviceClass], drivers: set[str]) -> bool:
