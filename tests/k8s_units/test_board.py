@@ -98,12 +98,15 @@ def test_allocations_that_exclude_each_other_hold_the_gpu_until_one_goes() -> No
     board.settle(claim("b", seats=[("n1", at("1g.10gb", 0)), ("n1", at("1g.10gb", 0, 1))]))
     assert set(board.clashes) == {"uid-b"}
     assert board.clashes["uid-b"].against == {"uid-a"}
+    assert board.excluded("uid-a")
+    assert board.excluded("uid-b")
     assert board.clashes["uid-b"].claim is board.claim("uid-b")
     assert held(board) == {"n1/0", "n1/1"}
     assert occupied(board) == {"n1/0": "11110000", "n1/1": "00000000"}
     freed = board.freed
     board.forget("uid-a")
     assert not board.clashes
+    assert not board.excluded("uid-b")
     assert not held(board)
     assert board.freed > freed
     assert occupied(board) == {"n1/0": "10000000", "n1/1": "10000000"}

@@ -194,6 +194,10 @@ class Board:
         self._record(claim, tuple(seats), instances, labels)
         return tuple(seats)
 
+    def excluded(self, uid: str) -> bool:
+        """Whether an allocation and one of somebody else's cannot both be."""
+        return uid in self.clashes or any(uid in clash.against for clash in self.clashes.values())
+
     def claim(self, uid: str) -> ResourceClaim | None:
         """A claim with an allocation, as it was last heard of."""
         return self._allocated.get(uid)

@@ -202,6 +202,8 @@ class Hand:
     def confirm(self) -> None:
         """Confirm what nobody can collide with any more."""
         for uid in self._rivals.settled(self._decider.clock()):
+            if uid in self._decider.writing or self._board.excluded(uid):
+                continue  # somebody else has its slices already: it is to give way
             one = self._rivals.tentative.pop(uid)
             claim = self._wishes.claims.get(one.claim)
             if claim is not None and claim.metadata.uid == uid:
