@@ -71,9 +71,9 @@ def k8s(
         typer.Option(
             metavar="WHEN",
             help="When pods are held back until it is certain that no claim of another class was "
-            "given the same slices: auto, always or never (where nobody uses other classes).",
+            "given the same slices: always, auto (while some are about) or never (there are none).",
         ),
-    ] = "auto",
+    ] = "always",
     listen: Annotated[
         str | None,
         typer.Option(

@@ -74,7 +74,7 @@ class Options:
     discipline: Discipline = field(default_factory=lambda: Discipline(256, 1024))
     settle_seconds: float = 5.0
     """How long a pod is held back where claims of other classes compete for the same GPUs."""
-    hold_back: When = "auto"
+    hold_back: When = "always"
     """When pods are held back until it is certain that nobody else has their slices."""
 
 
