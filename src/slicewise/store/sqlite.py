@@ -8,8 +8,6 @@ import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cache
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,17 @@ from slicewise.control.ports import Kept, Key, StoreError
 from slicewise.core.errors import SlicewiseError
 from slicewise.store import migrating
 from slicewise.store.lockfile import FolderLock
+from slicewise.store.one_statement import (
+    FENCED,
+    OUT_OF_STEP,
+    STATEMENTS,
+    Line,
+    answer_line,
+    checked,
+    prepare,
+    row_line,
+    write,
+)
 from slicewise.store.sql import SqlStore, fenced, out_of_step, record_of
 from slicewise.store.sqlite_mode import Mode, journal_mode
 
@@ -60,6 +69,8 @@ class SqliteStore(SqlStore):
         self.along = ExitStack()
         """What is closed along with the store."""
         self._connection: Connection | None = None
+        self._prepared: sqlite3.Connection | None = None
+        """The connection that can commit by one statement."""
         self._engine = create_engine(
             URL.create("sqlite", database=str(self.path)),
             poolclass=NullPool,
@@ -68,7 +79,7 @@ class SqliteStore(SqlStore):
             connect_args={
                 "check_same_thread": False,
                 "timeout": BUSY_SECONDS,
-                "cached_statements": _STATEMENTS,
+                "cached_statements": STATEMENTS,
             },
         )
         if not migrate and not self.path.exists():
@@ -199,25 +210,25 @@ class SqliteStore(SqlStore):
         self, epoch: int, rows: Sequence[Row], answers: Iterable[tuple[Key, Kept, Seconds]]
     ) -> None:
         """Make rows and answers durable together."""
-        records = [record_of(row, epoch) for row in rows]
+        first = rows[0].seq if rows else None
+        lines: list[Line] = [checked(epoch, first)]
+        lines += [row_line(record_of(row, epoch)) for row in rows]
+        lines += [answer_line(key, kept, at) for key, kept, at in answers]
         with self._direct() as driver:
-            driver.execute("BEGIN IMMEDIATE")
-            current, last = driver.execute(_STANDING).fetchone()
-            if current != epoch:
-                raise fenced(epoch)
-            if records:
-                if records[0][0] != last + 1:
-                    raise out_of_step(records[0][0], last)
-                _insert(driver, _ROWS, records)
-                last = records[-1][0]
-            kept = [
-                (key.tenant, key.key, kept.digest, *kept.answer, at, last)
-                for key, kept, at in answers
-            ]
-            if kept:
-                _insert(driver, _ANSWERS_KEPT, kept)
-            driver.execute("COMMIT")
-        self._tell_of_rows(last)
+            if self._prepared is not driver:
+                prepare(driver)
+                self._prepared = driver
+            try:
+                write(driver, lines)
+            except sqlite3.IntegrityError as error:
+                if str(error) == FENCED:
+                    raise fenced(epoch) from None
+                if str(error) == OUT_OF_STEP:
+                    ends = driver.execute("SELECT coalesce(max(seq), 0) FROM journal").fetchone()[0]
+                    raise out_of_step(first or 0, ends) from None
+                raise
+        if rows:
+            self._tell_of_rows(rows[-1].seq)
 
     @contextmanager
     def _direct(self) -> Iterator[sqlite3.Connection]:
@@ -306,31 +317,6 @@ def _name_of(error: DBAPIError) -> str:
     return str(getattr(error.orig, "sqlite_errorname", ""))
 
 
-def _insert(driver: sqlite3.Connection, columns: str, rows: Sequence[tuple[object, ...]]) -> None:
-    """Insert rows with few statements, most often one.
-
-    The driver lets other threads run during a statement and then waits for its turn, so that a
-    statement a row takes several times as long where the event loop is busy.
-    """
-    for done in range(0, len(rows), _TOGETHER):
-        some = rows[done : done + _TOGETHER]
-        flat = list(chain.from_iterable(some))
-        driver.execute(_inserting(columns, len(some[0]), len(some)), flat)
-
-
-@cache  # the driver keeps the statement prepared, and looks it up by this text
-def _inserting(columns: str, width: int, count: int) -> str:
-    marks = ", ".join([f"({', '.join('?' * width)})"] * count)
-    return f"INSERT INTO {columns} VALUES {marks}"
-
-
-_TOGETHER = 120
-"""Rows in one statement: eight values each are less than the 999 that old versions take."""
-_STATEMENTS = 2 * _TOGETHER + 64
-"""How many the driver keeps prepared: those for both tables, and whatever else is asked."""
-_STANDING = "SELECT (SELECT epoch FROM leader), (SELECT coalesce(max(seq), 0) FROM journal)"
-_ROWS = "journal (seq, at, epoch, actor, kind, tenant, subject, data)"
-_ANSWERS_KEPT = "answers (tenant, key, digest, status, body, at, seq)"
 _ANSWERS = (
     "SELECT a.tenant, a.key, a.digest, a.status, a.body FROM json_each(?) AS k "
     "CROSS JOIN answers AS a ON a.tenant = json_extract(k.value, '$[0]') "
