@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
+import typer.main
+from coverage import Coverage
 from hypothesis import settings
 
 from slicewise.catalog import Catalog
@@ -39,25 +42,73 @@ def logs_as_they_were() -> Iterator[None]:
             root.removeHandler(handler)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def commands_made_once() -> Iterator[None]:
+    """What describes all commands is made once in a process, although here many are run in one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.main, "get_command", cache(typer.main.get_command))
+        yield
+
+
 @pytest.fixture(scope="session")
 def a100() -> Geometry:
     """The paper's GPU."""
     return Catalog.builtin().find("A100-80GB").require()
 
 
-LONG = ("e2e", "k8s", "dashboard", "sim", "agent", "fakedriver")
-"""Folders with files that take minutes: begun first, so that no core is left with one."""
+LONG = (("e2e", "k8s", "sim"), ("dashboard", "cli"), ("docs", "agent", "fakedriver"))
+"""Folders with files that take minutes: begun first, so that no core is left with one.
+
+Their files come by turns within a group: where those of one wait, those of another work.
+"""
+ELSEWHERE = ("e2e/test_", "k8s/test_never_")
+"""Here other processes do the work: to measure what this one does would only make it slow."""
+
+
+@pytest.hookimpl(optionalhook=True, wrapper=True)
+def pytest_xdist_auto_num_workers() -> Generator[None, int, int]:
+    """One worker more than there are cores, unless told: many tests wait for what they started."""
+    cores = yield
+    return cores if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else cores + 1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files first; within them, and among the rest, the order stays."""
+    """Long files first, by turns; within a file the order stays."""
     tests = Path(__file__).parent
+    files: dict[str, list[Path]] = {}
+    """By folder."""
 
-    def turn(item: pytest.Item) -> int:
+    def turn(item: pytest.Item) -> tuple[int, int]:
         folder = item.path.relative_to(tests).parts[0]
-        return LONG.index(folder) if folder in LONG else len(LONG)
+        there = files.setdefault(folder, [])
+        if item.path not in there:
+            there.append(item.path)
+        group = next((n for n, group in enumerate(LONG) if folder in group), len(LONG))
+        return group, there.index(item.path)
 
     items.sort(key=turn)
+    for item in items:
+        if item.path.relative_to(tests).as_posix().startswith(ELSEWHERE):
+            item.add_marker("unmeasured")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Measure nothing during a test that is marked so.
+
+    In a worker pytest-cov has two measurements, one upon the other: its own ``no_cover`` would
+    stop the upper one, and the lower one would go on.
+    """
+    stopped: list[Coverage] = []
+    if item.get_closest_marker("unmeasured"):
+        while (running := Coverage.current()) is not None:
+            running.stop()
+            stopped.append(running)
+    try:
+        return (yield)
+    finally:
+        while stopped:
+            stopped.pop().start()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

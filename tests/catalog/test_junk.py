@@ -81,6 +81,7 @@ def expect_entry_or_refusal(load: Callable[[], Entry], where: str) -> None:
         assert "\n" not in message
 
 
+@pytest.mark.unmeasured
 @settings(deadline=None)
 @given(tables)
 def test_any_table_is_read_or_refused(data: dict[str, Any]) -> None:

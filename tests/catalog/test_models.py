@@ -154,6 +154,7 @@ WITH_ENGINES = [
 WITH_SM_COUNTS = [e for e in SCHEDULABLE if all(f.sm_count for f in e.facts)]
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("entry", WITH_ENGINES, ids=repr)
 def test_budgets_refuse_exactly_what_the_engines_cannot_give(entry: Entry) -> None:
     geometry = entry.require()

@@ -203,7 +203,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
 def test_ctrl_c_keeps_what_was_finished(tmp_path: Path, workers: str) -> None:
     """Interrupted for real, once progress shows that the first tenth of the runs is done."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "slicewise.cli", "simulate", "--runs", "50000", "--gpus", "20",
+        [sys.executable, "-m", "slicewise.cli", "simulate", "--runs", "15000", "--gpus", "20",
          "--policy", "mfi,first-fit", "--workers", workers, "--json"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
     )  # fmt: skip

@@ -172,6 +172,7 @@ JUNK = st.recursive(
 )
 
 
+@pytest.mark.unmeasured
 @settings(max_examples=100, deadline=None)
 @given(document=JUNK | st.text())
 def test_no_file_brings_a_traceback(

@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.control.box import H200, Box, Thing
@@ -188,6 +189,7 @@ def _agent_step(rng: random.Random, office: Office, box: Box) -> None:
         box.heard = None
 
 
+@pytest.mark.unmeasured
 @given(seed=st.integers(0, 1 << 32), steps=st.integers(1, 250))
 @settings(max_examples=35, deadline=None)
 def test_whatever_agents_do_the_books_are_true(seed: int, steps: int) -> None:
@@ -235,6 +237,7 @@ def test_whatever_agents_do_the_books_are_true(seed: int, steps: int) -> None:
     assert offices[0].rows == offices[1].rows == offices[2].rows
 
 
+@pytest.mark.unmeasured
 @given(seed=st.integers(0, 1 << 32), steps=st.integers(1, 150))
 @settings(max_examples=25, deadline=None)
 def test_in_the_end_the_hardware_is_what_was_decided(seed: int, steps: int) -> None:

@@ -138,6 +138,7 @@ def _opening(office: Office) -> None:
     office.node("n1", 1, A30)
 
 
+@pytest.mark.unmeasured
 @given(
     seed=st.integers(0, 1 << 32),
     policy=st.sampled_from(POLICIES),

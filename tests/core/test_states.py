@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
+
 from slicewise import Geometry
 from slicewise.core.states import ILLEGAL, empty_state, state_space
 from slicewise.policies.reference import Held, ReferenceGpu
@@ -34,6 +36,7 @@ def _number(geometry: Geometry, held: Held) -> int:
     return placement.number
 
 
+@pytest.mark.unmeasured
 def test_every_layout_is_a_state_with_the_same_legality(geometry: Geometry) -> None:
     space = state_space(geometry)
     number = {(state.mask, state.used): n for n, state in enumerate(space.states)}

@@ -336,6 +336,7 @@ async ([models, states]) => {
 """
 
 
+@pytest.mark.unmeasured
 def test_the_browser_reckons_like_the_engine(visit: Visit, server: Server) -> None:
     models = [one for one in asked(server, "GET", "/v1/models")["models"] if one["profiles"]]
     states, expected = [], []

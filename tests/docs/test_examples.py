@@ -231,6 +231,7 @@ class Reader:
         compare(f"{self.document.name}, {where}", expected, actual, self.names)
 
 
+@pytest.mark.unmeasured
 def test_examples_print_what_is_shown(
     document: Path, workshop: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

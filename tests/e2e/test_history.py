@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from tests.e2e.conftest import Tell
 from tests.e2e.history import Verdict, check
+from tests.e2e.load import Operator
 from tests.e2e.record import Call, Kind
 from tests.e2e.server import Server
 from tests.e2e.stage import SETTINGS, Stage, journal, perform
@@ -69,16 +70,20 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 async def _perform(stage: Stage, server: Server) -> None:
     """Go on until everything has happened that can."""
-    halt = asyncio.Event()
-    show = asyncio.create_task(perform(stage, halt))
-    await stage.record.reach(ANSWERS)
+    [operator] = [client for client in stage.troop if isinstance(client, Operator)]
+    more = ANSWERS
     for _ in range(MORE):
+        halt = asyncio.Event()
+        show = asyncio.create_task(perform(stage, halt))
+        await stage.record.reach(stage.record.answers + more)
+        halt.set()
+        await show
+        await operator.defragment()  # with nobody in its way what it plans is seldom too late
         kinds, ends = _variety(await asyncio.to_thread(journal, server))
         if kinds >= KINDS and ends >= ENDS:
             break
-        await stage.record.reach(stage.record.answers + ANSWERS // 3)
-    halt.set()
-    await show
+        more = ANSWERS // 3
+    operator.close()
 
 
 def _variety(rows: list[Row]) -> tuple[set[type], set[Cause | None]]:

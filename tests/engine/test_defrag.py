@@ -196,6 +196,7 @@ def test_up_to_two_moves_no_plan_is_shorter(seed: int, name: str | None) -> None
             return
 
 
+@pytest.mark.unmeasured
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**32))
 def test_up_to_two_moves_on_the_gpu_of_the_paper(seed: int) -> None:
@@ -209,6 +210,7 @@ def test_up_to_two_moves_on_the_gpu_of_the_paper(seed: int) -> None:
         assert (None if plan is None else len(plan.moves)) == fewest
 
 
+@pytest.mark.unmeasured
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32))
 def test_longer_plans_and_won_room_hold_what_they_say(seed: int) -> None:

@@ -142,6 +142,7 @@ def slow_cost(cluster: Cluster, gpu: int, profile: Profile, start: int) -> Cost:
     )
 
 
+@pytest.mark.unmeasured
 @given(
     name=st.sampled_from([*POLICIES, "switching", "avoiding", "last"]),
     steps=st.lists(st.tuples(st.sampled_from(REQUESTS), st.booleans()), max_size=30),
@@ -207,6 +208,7 @@ def test_an_explanation_is_what_happens_next(
         assert placed == happened[1:4]
 
 
+@pytest.mark.unmeasured
 @given(
     requests=st.lists(st.sampled_from(REQUESTS), max_size=20),
     wanted=st.sampled_from(REQUESTS),

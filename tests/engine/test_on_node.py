@@ -44,6 +44,7 @@ placings = st.lists(
 wants = st.lists(st.sampled_from(PROFILES).map(Request), min_size=1, max_size=4)
 
 
+@pytest.mark.unmeasured
 @settings(max_examples=150, deadline=None)
 @given(placings, wants, st.sampled_from(POLICIES), st.sets(st.sampled_from(NODES)))
 def test_the_first_node_is_where_offers_would_place_it(
@@ -137,6 +138,7 @@ def test_a_search_that_takes_too_long_ends(monkeypatch: pytest.MonkeyPatch) -> N
     assert "small" not in NodeOffers(Scheduler(cluster)).nodes(wanted, NODES)
 
 
+@pytest.mark.unmeasured
 @settings(max_examples=60, deadline=None)
 @given(placings, st.sampled_from(PROFILES), st.integers(1, 12), st.sampled_from(NODES))
 def test_counting_is_exact_for_one_kind(
@@ -145,16 +147,18 @@ def test_counting_is_exact_for_one_kind(
     """The slow twin puts one after another wherever it is legal, until nothing is left to try."""
     cluster = cluster_with(placed)
 
-    def most(gpu: int) -> int:
+    def most(gpu: int, beyond: int = -1) -> int:
+        # From left to right only: in which order they came does not matter.
         if not cluster.node_of(gpu).geometry.has(profile):
             return 0
         found = 0
         for start in cluster.state(gpu).feasible_starts(
             cluster.node_of(gpu).geometry.profile(profile)
         ):
-            made = cluster.place(gpu, profile, start)
-            found = max(found, 1 + most(gpu))
-            cluster.undo_place(made)
+            if start > beyond:
+                made = cluster.place(gpu, profile, start)
+                found = max(found, 1 + most(gpu, start))
+                cluster.undo_place(made)
         return found
 
     room = sum(most(gpu) for gpu in cluster.node(name).gpus)

@@ -435,4 +435,6 @@ def test_a_pod_gets_the_device_that_the_agent_made(
     assert set(offered) == real, "and a runtime finds them by these names"
     world.plane.api.delete(f"{pods_in(space)}/cuda")
     until("the instances are destroyed", lambda: not machine.instances())
+    leaving = f"/v1/allocations?state=releasing&tenant={space}"
+    until("the service was told", lambda: not world.ask(200, "GET", leaving)["allocations"])
     agent.kill()

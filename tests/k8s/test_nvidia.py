@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+import pytest
 from tests.k8s.api import RESOURCE, Json
 from tests.k8s.conftest import Nodes
 from tests.k8s.nvidia import devices_at, gpu_uuid, resource_slices
@@ -47,6 +48,7 @@ def states(geometry: Geometry) -> Iterator[list[tuple[str, int]]]:
     yield from extend([], 0, totals, 0)
 
 
+@pytest.mark.unmeasured
 def test_the_counters_allow_what_the_geometry_allows_and_nothing_else(geometry: Geometry) -> None:
     counters, devices = (one["spec"] for one in resource_slices("n", geometry.model, 1))
     [total] = counters["sharedCounters"]
@@ -154,6 +156,7 @@ def test_an_ampere_gpu_is_not_given_away_whole() -> None:
     assert "gpu-0" not in {device["name"] for device in devices["spec"]["devices"]}
 
 
+@pytest.mark.unmeasured
 def test_the_server_takes_every_model_and_gives_back_what_it_was_given(
     plane: Plane, nodes: Nodes
 ) -> None:

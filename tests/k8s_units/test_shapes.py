@@ -77,6 +77,7 @@ def in_catalog_terms(slices: list[Json], geometry: Geometry) -> list[Json]:
     return slices
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("entry", MODELS, ids=lambda entry: entry.model)
 def test_every_model_comes_back_from_what_nvidias_driver_publishes(entry: Entry) -> None:
     published = nvidia(entry.model)
@@ -95,6 +96,7 @@ def test_every_model_comes_back_from_what_nvidias_driver_publishes(entry: Entry)
     assert same == (entry.model not in OTHERWISE)
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("entry", MODELS, ids=lambda entry: entry.model)
 def test_every_model_comes_back_from_counters_that_are_its_budgets(entry: Entry) -> None:
     known = entry.require()

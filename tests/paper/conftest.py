@@ -37,6 +37,6 @@ class Rows:
         return compare(self.results, self.fragmentation)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_rows() -> type[Rows]:
     return Rows

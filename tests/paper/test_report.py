@@ -68,7 +68,7 @@ def render(comparison: Comparison, meta: RunMeta = META, **figures: str) -> str:
     return render_report(meta, comparison, findings(comparison), figures)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def whole(make_rows: Any) -> str:
     """A report with real figures and a few differences."""
     rows = make_rows(

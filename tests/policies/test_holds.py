@@ -53,6 +53,7 @@ def _walk(seed: int, name: str) -> None:
             assert got == expected
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("name", policy_names())
 @given(seed=st.integers(0, 1 << 32))
 @settings(max_examples=10, deadline=None)

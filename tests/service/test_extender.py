@@ -1035,6 +1035,7 @@ def test_all_three_are_in_the_document(cluster: Cluster) -> None:
         assert served["paths"][path]["post"]["security"] == [{"token": []}, {"certificate": []}]
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("with_token", [True, False], ids=["token", "no token"])
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda o: o.definition.raw["operationId"])
 def test_no_answer_that_the_document_does_not_know(

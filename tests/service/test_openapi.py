@@ -93,6 +93,7 @@ def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     house.close()
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("with_token", [True, False], ids=["token", "no token"])
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda o: o.definition.raw["operationId"])
 def test_no_answer_that_the_document_does_not_know(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.service.house import House
@@ -64,6 +65,7 @@ def test_every_gpu(busy: House) -> None:
     assert sum(gpu["mask"].count("1") for gpu in devices) == 5
 
 
+@pytest.mark.unmeasured
 @given(
     steps=st.lists(
         st.tuples(

@@ -6,6 +6,7 @@ Streams mix arrivals by name and by need, releases, drains and resumes over seve
 from __future__ import annotations
 
 import random
+from functools import cache
 
 import numpy as np
 import pytest
@@ -42,26 +43,33 @@ def load(*names: str) -> list[Geometry]:
     return [Catalog.builtin().find(name).require() for name in names]
 
 
+@cache
+def tables_of(
+    name: str, geometries: tuple[Geometry, ...], wants: tuple[Request, ...]
+) -> tuple[Models, kernel.Tables]:
+    """What never changes, made once for all the streams that have it in common."""
+    chosen, models = policy(name), Models(geometries, wants)
+    assert isinstance(chosen, TablePolicy)
+    return models, compile_tables(models, chosen)
+
+
 class Trio:
     """The same cluster three times, fed the same stream."""
 
     def __init__(self, name: str, nodes: list[tuple[Geometry, int]], wants: list[Request]) -> None:
-        chosen = policy(name)
-        assert isinstance(chosen, TablePolicy)
         self.wants = wants
         cluster = Cluster()
         gpus: list[ReferenceGpu] = []
         geometries = list(dict.fromkeys(geometry for geometry, _ in nodes))
-        models = Models(geometries, wants)
+        models, self.tables = tables_of(name, tuple(geometries), tuple(wants))
         empty: list[int] = []
         self.nodes: list[range] = []
         for number, (geometry, count) in enumerate(nodes):
             self.nodes.append(cluster.add_node(f"n{number}", geometry, count).gpus)
             gpus += [ReferenceGpu(geometry) for _ in range(count)]
             empty += [models.empty_state[geometries.index(geometry)]] * count
-        self.engine = Scheduler(cluster, chosen)
+        self.engine = Scheduler(cluster, name)
         self.reference = ReferenceScheduler(gpus, name)
-        self.tables = compile_tables(models, chosen)
         self.gpus = kernel.new_gpus(np.array(empty, np.int64), len(models.states))
         self.living: list[tuple[Instance, Decision, int]] = []
 
@@ -126,6 +134,7 @@ def test_on_one_model(name: str, steps: list[tuple[int, int]], sizes: list[int])
     Trio(name, [(a100, size) for size in sizes], wants).walk(steps)
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("name", BUILTIN)
 @settings(max_examples=25, deadline=None)
 @given(steps=STEPS, order=st.permutations(range(4)))

@@ -228,6 +228,7 @@ def second_by_second(a100: Geometry, name: str, jobs: list[Job], gpus: int) -> d
     }
 
 
+@pytest.mark.unmeasured
 @settings(max_examples=40, deadline=None)
 @given(stream=STREAM, name=st.sampled_from(policy_names()))
 def test_a_replay_is_what_the_clock_gives(
@@ -319,6 +320,7 @@ def test_a_replay_needs_policies_that_are_not_called_as_the_limit_is(a100: Geome
     assert row["fragmentation"] is row["oracle_rejected_share"] is None
 
 
+@pytest.mark.unmeasured
 @settings(max_examples=60, deadline=None)
 @given(stream=STREAM, name=st.sampled_from(policy_names()), gpus=st.integers(1, 6))
 def test_who_rejects_nothing_needs_no_fewer_gpus_than_the_limit(
@@ -379,6 +381,7 @@ class Reaching(EngineHost):
         return reason
 
 
+@pytest.mark.unmeasured
 @settings(max_examples=50, deadline=None)
 @given(
     stream=STREAM,

@@ -162,6 +162,7 @@ def answer(counted: Counted, target: float) -> Search:
     return searching
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(("target", "runs"), [(0.01, 8), (0.001, 20)])
 def test_intervals_hold_the_true_size_as_often_as_they_say(target: float, runs: int) -> None:
     rng = np.random.default_rng(7)
