@@ -196,8 +196,19 @@ def test_namespaces_are_tenants_with_quotas() -> None:
     board.drop_tenant("team")
     assert "team" in board.state.tenants  # its claim is still there
     board.forget("uid-a")
-    board.drop_tenant("team")
     assert "team" not in board.state.tenants
+
+
+def test_a_namespace_that_is_made_again_stays_when_its_old_claims_go() -> None:
+    board = with_pools("n1")
+    board.settle(claim("a", seats=[("n1", at("1g.10gb", 6))]))
+    board.wait(claim("b"), [Request("1g.10gb")], 5, {"pod": "p"}, "capacity", "full")
+    board.drop_tenant("team")
+    board.forget("uid-a")
+    assert "team" in board.state.tenants  # somebody still waits
+    board.set_tenant("team", QuotaRecord(memory_slices=8))
+    board.stop_waiting("uid-b")
+    assert "team" in board.state.tenants
 
 
 def test_those_who_wait_are_seen_and_served() -> None:

@@ -11,9 +11,10 @@ from tests.k8s_units.publishing import decoded, nvidia
 
 from slicewise.control.entries import QuotaRecord
 from slicewise.engine.queue import Discipline
-from slicewise.k8s.api import Condition, Pod, ResourceClaim
+from slicewise.k8s.api import Condition, Node, Pod, ResourceClaim, Toleration
+from slicewise.k8s.avoiding import FIRST_SECONDS
 from slicewise.k8s.board import Board
-from slicewise.k8s.deciding import AVOID_SECONDS, STUCK_SECONDS, Decider
+from slicewise.k8s.deciding import STUCK_SECONDS, Decider
 from slicewise.k8s.devices import Library, read_pool
 from slicewise.k8s.fitness import Estate
 from slicewise.k8s.rivals import Rivals
@@ -211,8 +212,8 @@ def test_where_no_other_node_is_left_it_is_tried_again_later() -> None:
     scene.decider.avoid(before)
     assert scene.decide() == {}
     assert "did not take the pod" in scene.told()["a"][1]
-    assert scene.decider.next_time == AVOID_SECONDS
-    scene.now = AVOID_SECONDS
+    assert scene.decider.next_time == FIRST_SECONDS
+    scene.now = FIRST_SECONDS
     assert names(scene.decide()) == ["a"]
     scene.change(claim("a-0", version=5))
     scene.decider.avoid(scene.wishes.claims["team/a-0"])  # it has none: nothing to avoid
@@ -318,3 +319,83 @@ def test_a_pod_that_goes_is_not_waited_for() -> None:
     scene.decide()
     assert scene.decider.waiting == 0
     assert len(scene.board.state.waiting) == 0
+
+
+def test_what_is_remembered_of_a_pod_goes_with_it() -> None:
+    scene = Scene("n1")
+    scene.ask("a", "1g.10gb")
+    scene.decide()
+    before = scene.wishes.claims["team/a-0"]
+    scene.change(claim("a-0", version=3))
+    scene.decider.avoid(before)
+    assert scene.decide() == {}
+    scene.end("a")
+    scene.decide()
+    assert scene.decider.next_time is None
+    scene.ask("a", "1g.10gb")  # another of its name
+    assert names(scene.decide()) == ["a"]
+
+
+def test_a_pod_that_takes_another_ones_name_at_once_takes_nothing_else_of_it() -> None:
+    scene = Scene("n1")
+    scene.ask("a", "7g.80gb")
+    scene.decide()
+    scene.ask("b", "7g.80gb", priority=10)
+    scene.ask("c", "7g.80gb")
+    scene.decide()
+    scene.wishes.drop_pod("team/b")
+    scene.decider.gone("team/b")
+    scene.ask("b", "7g.80gb")
+    scene.end("a")
+    assert names(scene.decide()) == ["c"]
+
+
+def test_a_pod_that_has_become_fit_is_tried_again() -> None:
+    scene = Scene("n1")
+    taint = {"key": "dedicated", "effect": "NoSchedule"}
+    tainted = msgspec.convert(msgspec.to_builtins(node("n1")) | {"spec": {"taints": [taint]}}, Node)
+    scene.estate.node_changed(tainted)
+    scene.ask("a", "1g.10gb")
+    assert scene.decide() == {}
+    assert "dedicated" in scene.told()["a"][1]
+    old = scene.wishes.pods["team/a"]
+    tolerations = (Toleration(key="dedicated", operator="Exists"),)
+    spec = msgspec.structs.replace(old.spec, tolerations=tolerations)
+    scene.wishes.set_pod(msgspec.structs.replace(old, spec=spec))
+    scene.decider.look_at("team/a")
+    assert names(scene.decide()) == ["a"]
+
+
+def test_a_pod_whose_claim_is_gone_takes_nothing_of_the_node_it_was_to_have() -> None:
+    scene = Scene("n1")
+    needs = [{"name": "main", "resources": {"requests": {"cpu": "6"}}}]
+    scene.ask("a", "1g.10gb", containers=needs)
+    scene.decide()
+    scene.ask("b", "1g.10gb", containers=needs)
+    assert scene.decide() == {}
+    scene.board.forget(scene.wishes.claims.pop("team/a-0").metadata.uid)
+    scene.decider.look_at("team/a")
+    assert names(scene.decide()) == ["b"]
+
+
+def test_what_the_api_refuses_to_have_written_is_tried_again_later_and_later() -> None:
+    scene = Scene("n1")
+    scene.ask("a", "1g.10gb")
+    scene.decider.look()
+    (decision,) = scene.decider.decide()
+    scene.write(decision, fails=True)
+    scene.decider.put_off(decision, "refused (422 Invalid): odd")
+    assert scene.decide() == {}
+    reason, text = scene.told()["a"]
+    assert reason == "Invalid"
+    assert "422" in text
+    assert scene.decider.next_time == FIRST_SECONDS
+    scene.now = FIRST_SECONDS
+    scene.decider.look()
+    (decision,) = scene.decider.decide()
+    scene.write(decision, fails=True)
+    scene.decider.put_off(decision, "refused (422 Invalid): odd")
+    assert scene.decide() == {}
+    assert scene.decider.next_time == 3 * FIRST_SECONDS
+    scene.now = 3 * FIRST_SECONDS
+    assert names(scene.decide()) == ["a"]

@@ -10,7 +10,7 @@ from tests.k8s.nvidia import devices_at, gpu_uuid
 from tests.k8s_units.publishing import Json, decoded, device, nvidia, publication
 
 from slicewise.core.errors import SlicewiseError
-from slicewise.k8s.devices import Gpu, Library, PoolReading, compact, read_pool
+from slicewise.k8s.devices import Gpu, Library, PoolReading, read_pool
 from slicewise.k8s.shapes import WHOLE
 
 H100 = "H100-80GB-SXM5"
@@ -86,17 +86,6 @@ def test_attributes_may_stand_in_any_domain() -> None:
     assert only(reading(published)).places == only(reading(nvidia(H100))).places
 
 
-def test_a_compact_slice_is_read_as_the_whole_one() -> None:
-    library = Library()
-    published = decoded(nvidia(H100, gpus=2))
-    slim = [compact(one, library) for one in published]
-    assert read_pool(slim, library) == read_pool(published, library)
-    one, other = (s.spec.devices[1].consumes_counters[0].counters for s in slim[1:])
-    assert one is other
-    assert "brand" in published[1].spec.devices[0].attributes
-    assert "brand" not in slim[1].spec.devices[0].attributes
-
-
 def test_a_library_that_forgets_still_gives_the_same_geometry(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -104,8 +93,6 @@ def test_a_library_that_forgets_still_gives_the_same_geometry(
     library = Library()
     models = [only(reading(nvidia(model), library)).geometry for model in (H100, "A30", H100)]
     assert models[0] is models[2]
-    slim = [compact(one, library) for one in decoded(nvidia(H100))]
-    assert only(read_pool(slim, library)).geometry is models[0]
 
 
 # Generations and completeness

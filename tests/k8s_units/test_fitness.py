@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from slicewise.k8s.api import Node, NodeSelector, Pod
-from slicewise.k8s.fitness import Estate, matches, requests
+from slicewise.k8s.fitness import Estate, requests
+from slicewise.k8s.terms import matches
 
 ROOM = {"cpu": "8", "memory": "64Gi", "pods": "110"}
 
@@ -309,7 +310,7 @@ def test_extended_resources_that_are_devices_do_not_rule_a_node_out() -> None:
     known = estate(node(has={"nvidia.com/gpu": "0"}), node("n2", has={"nvidia.com/gpu": "1"}))
     by_name = pod(containers=[container(**{"nvidia.com/gpu": "2"})])
     assert known.misfit(by_name, "n1") == "has 0 of 0 nvidia.com/gpu free, 2 are asked for"
-    known.by_devices = frozenset({"nvidia.com/gpu"})
+    known.set_by_devices(frozenset({"nvidia.com/gpu"}))
     assert known.misfit(by_name, "n1") is None
     assert known.misfit(by_name, "n2") == "has 1 of 1 nvidia.com/gpu free, 2 are asked for"
     by_class = pod("c", containers=[container(**{"deviceclass.resource.kubernetes.io/mig": "2"})])

@@ -139,3 +139,38 @@ def test_of_two_who_try_at_the_same_moment_one_leads() -> None:
 def test_the_clock_runs() -> None:
     first = running_clock()
     assert running_clock() >= first > 0
+
+
+def test_leading_again_after_somebody_else_did_is_a_new_term() -> None:
+    api, clock = OneLease(), Clock()
+    a, turns = replica(api, "a", clock)
+    a.beat()
+    b, _ = replica(api, "b", clock)
+    b.beat()
+    clock.now += 11  # a sleeps meanwhile
+    b.beat()
+    assert b.leads
+    b._give_up()
+    a.beat()
+    assert a.leads
+    assert turns == [True, False, True]
+
+
+def test_leading_again_after_the_lease_was_deleted_is_a_new_term() -> None:
+    api, clock = OneLease(), Clock()
+    a, turns = replica(api, "a", clock)
+    a.beat()
+    api.body = None
+    a.beat()
+    assert turns == [True, False, True]
+
+
+def test_a_mistake_does_not_end_the_thread_that_renews() -> None:
+    api, clock = OneLease(), Clock()
+    a, turns = replica(api, "a", clock)
+    a.beat()
+    api.get = None  # type: ignore[assignment, method-assign]
+    clock.now += 11
+    a.beat()
+    assert turns == [True, False]
+    assert "not callable" in a.trouble

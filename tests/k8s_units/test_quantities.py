@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slicewise.core.errors import SlicewiseError
-from slicewise.k8s.quantities import amount, thousandths, whole
+from slicewise.k8s.quantities import amount
 
 
 @pytest.mark.parametrize(
@@ -65,11 +65,6 @@ def test_anything_else_is_refused_by_name(text: str) -> None:
     with pytest.raises(SlicewiseError, match="is not a quantity") as caught:
         amount(text)
     assert repr(text[:64]) in str(caught.value)
-
-
-def test_rounding_is_upwards_as_in_kube_scheduler() -> None:
-    assert [whole("1"), whole("100m"), whole("1.5")] == [1, 1, 2]
-    assert [thousandths("1"), thousandths("100m"), thousandths("100u")] == [1000, 100, 1]
 
 
 @given(st.integers(-(10**12), 10**12), st.sampled_from(["", "m", "k", "Gi", "e2"]))

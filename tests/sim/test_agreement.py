@@ -160,7 +160,7 @@ def test_on_mixed_models_and_needs(
 def test_on_a_long_stream(name: str) -> None:
     rng = random.Random(7)
     a100, h100 = load("A100-80GB", "H100-80GB")
-    wants = [Request(profile.name) for profile in a100.plain_profiles]
+    wants = [*(Request(profile.name) for profile in a100.plain_profiles), Request("no.such")]
     trio = Trio(name, [(a100, 20), (h100, 10), (a100, 5)], wants)
     trio.walk(
         [

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import NamedTuple
 
 import msgspec
@@ -43,6 +42,7 @@ from slicewise.k8s.api import ResourceClaim
 from slicewise.k8s.devices import PoolReading
 from slicewise.k8s.journal import Recent
 from slicewise.k8s.pools import PoolKey, Pools
+from slicewise.k8s.times import moment
 
 _ACTOR = "kubernetes"
 
@@ -93,6 +93,8 @@ class Board:
         self._allocated: dict[str, ResourceClaim] = {}
         """By uid: all claims with an allocation, also of devices that are not known here."""
         self._released = 0
+        self._gone: set[str] = set()
+        """Namespaces that are gone, and still tenants."""
 
     @property
     def freed(self) -> int:
@@ -113,6 +115,7 @@ class Board:
 
     def set_tenant(self, name: str, quota: QuotaRecord) -> None:
         """A namespace is there, with this quota."""
+        self._gone.discard(name)
         known = self.state.tenants.get(name)
         if known is None or known.quota != quota:
             self.enter(TenantSet(name, quota))
@@ -121,7 +124,10 @@ class Board:
     def drop_tenant(self, name: str) -> None:
         """A namespace is gone; it stays a tenant while claims of it are on the board."""
         known = self.state.tenants.get(name)
-        if known is not None and not known.allocations:
+        if known is not None and known.allocations:
+            self._gone.add(name)
+        elif known is not None:
+            self._gone.discard(name)
             self.enter(TenantRemoved(name))
 
     def tenant(self, name: str) -> TenantStanding:
@@ -264,8 +270,6 @@ class Board:
         if uid in self.state.tickets:
             self.enter(Served(uid, tenant, parts), instances)
         else:
-            if uid in self.state.allocations:
-                self.stop_waiting(uid)
             record = AllocationRecord(
                 id=uid,
                 tenant=tenant,
@@ -282,8 +286,15 @@ class Board:
 
     def _leave(self, uid: str) -> None:
         del self._claims[uid]
+        self._end(uid)
+
+    def _end(self, uid: str) -> None:
+        """Let go what a claim has, or waits for; with the last of its namespace if that is gone."""
         record = self.state.allocations[uid]
-        self.enter(Ended(_ended(record, self._clock(), Cause.RELEASED)))
+        ended = msgspec.structs.replace(record, ended=self._clock(), cause=Cause.RELEASED)
+        self.enter(Ended(ended))
+        if record.tenant in self._gone:
+            self.drop_tenant(record.tenant)
 
     def _unclash(self, uid: str) -> None:
         clash = self.clashes.pop(uid, None)
@@ -341,8 +352,7 @@ class Board:
     def stop_waiting(self, uid: str) -> None:
         """A claim waits no longer."""
         if uid in self.state.tickets:
-            record = self.state.allocations[uid]
-            self.enter(Ended(_ended(record, self._clock(), Cause.RELEASED)))
+            self._end(uid)
 
     def parts(self, instances: Sequence[Instance]) -> tuple[Part, ...]:
         """Instances as quotas count them."""
@@ -366,12 +376,3 @@ def _user(claim: ResourceClaim) -> dict[str, str]:
     owners = [owner.name for owner in claim.metadata.owner_references if owner.kind == "Pod"]
     names = owners or [user.name for user in claim.status.reserved_for if user.resource == "pods"]
     return {"pod": names[0]} if names else {}
-
-
-def moment(text: str | None, default: Seconds) -> Seconds:
-    """A time of the API in seconds."""
-    return default if text is None else datetime.fromisoformat(text).timestamp()
-
-
-def _ended(record: AllocationRecord, now: Seconds, cause: Cause) -> AllocationRecord:
-    return msgspec.structs.replace(record, ended=now, cause=cause)

@@ -16,19 +16,21 @@ from slicewise.core.request import Reason, Rejection, Request
 from slicewise.engine.offers import Unfit
 from slicewise.engine.queue import Discipline, Ticket, WaitingRoom
 from slicewise.k8s.api import Pod, ResourceClaim
-from slicewise.k8s.board import Board, moment
-from slicewise.k8s.fitness import Estate, matches
+from slicewise.k8s.avoiding import EVERYWHERE, Avoided
+from slicewise.k8s.board import Board
+from slicewise.k8s.fitness import Estate
 from slicewise.k8s.pools import home_of
 from slicewise.k8s.rivals import Rivals
+from slicewise.k8s.showing import Window
 from slicewise.k8s.tally import Tally
-from slicewise.k8s.telling import CONDITION, INVALID, NO_NODE, PLACED, WORDS, Told
+from slicewise.k8s.telling import INVALID, NO_NODE, PLACED, WORDS, Told
+from slicewise.k8s.terms import matches
+from slicewise.k8s.times import moment
 from slicewise.k8s.wishes import Wish, Wishes, single_node
 from slicewise.k8s.writing import Decision, Grant
 
 STUCK_SECONDS = 15.0
 """How long a pod keeps devices after the stock scheduler has said that it cannot bind it."""
-AVOID_SECONDS, AVOID_MOST = 10.0, 300.0
-"""How long a node is left out for a pod that it did not take, at first and at most."""
 
 _NO_REQUEST = Request("none")
 
@@ -61,24 +63,25 @@ class Decider:
         self._numbers: dict[str, int] = {}
         """By pod that waits, or for which something is being written: its number."""
         self._waits: dict[int, str] = {}
-        self._shown: dict[str, tuple[str, tuple[str, ...]]] = {}
-        """By pod that waits: the reason and the claims that are shown as waiting."""
+        self._window = Window(board)
         self.follows = True
         """Whether another replica decides, and tells pods why they wait."""
         self._last = 0
         self._look: dict[str, None] = {}
         self._busy: dict[str, Decision] = {}
         """By pod: what is being written for it."""
-        self._avoided: dict[str, dict[str, tuple[float, float]]] = {}
-        """By pod's uid and node: until when it is left out, and for how long that was."""
+        self._avoided = Avoided(clock)
         self._said: dict[str, str] = {}
         """By pod that was given devices: what the stock scheduler had said of it before."""
         self._stuck: dict[str, float] = {}
         """By pod that has devices and cannot be bound: when they are taken back."""
         self._refused: dict[tuple[Request, ...], Rejection] = {}
+        """By what is wanted: why no GPU has room for it."""
         self._unfit: dict[str, tuple[object, Rejection]] = {}
+        """By pod: what was found when it was last tried, and why it fits no node."""
         self._told: dict[str, Told] = {}
         self._seen: object = None
+        """How far room and nodes had changed when pods were last tried."""
         self._arrived = False
 
     # Who waits
@@ -86,6 +89,10 @@ class Decider:
     def look_at(self, pod: str) -> None:
         """Something about a pod has changed."""
         self._look[pod] = None
+
+    def gone(self, pod: str) -> None:
+        """A pod is gone, or over; another of its name would begin anew."""
+        self._cease(pod)
 
     def look_at_all(self) -> None:
         """Something has changed that may concern every pod."""
@@ -112,7 +119,9 @@ class Decider:
             self._cease(key)
             if pod is not None and not pod.spec.node_name:
                 node = self._wishes.node(key)
-                if node is not None:
+                if node is None:
+                    self._estate.forget(pod.metadata.uid)
+                else:
                     self._estate.assume(pod, node)
                     self._note_stuck(key, pod)
             return
@@ -135,7 +144,7 @@ class Decider:
             )
         self._arrived = True  # new, or different from what was tried
         if self.follows:
-            self._show_as_told(key, wish)
+            self._window.show_as_told(key, wish)
 
     def _note_stuck(self, key: str, pod: Pod) -> None:
         """Note whether the stock scheduler has tried a pod with its devices, in vain."""
@@ -168,14 +177,14 @@ class Decider:
             del self._waits[number]
             if number in self._room:
                 self._room.withdraw(number)
-        self._hide(key)
+        self._window.hide(key)
         self._unfit.pop(key, None)
         self._told.pop(key, None)
         pod = self._wishes.pods.get(key)
         if pod is None or pod.spec.node_name:
             self._said.pop(key, None)
             self._stuck.pop(key, None)
-            self._avoided.pop("" if pod is None else pod.metadata.uid, None)
+            self._avoided.forget(key)
 
     def avoid(self, claim: ResourceClaim) -> None:
         """The stock scheduler could not use an allocation: another node is tried first."""
@@ -189,22 +198,19 @@ class Decider:
             if reserved and pod.metadata.uid not in reserved:
                 continue  # another pod had it, and is done with it
             self._tally.returned += 1
-            nodes = self._avoided.setdefault(pod.metadata.uid, {})
-            before = nodes.get(node)
-            span = AVOID_SECONDS if before is None else min(2 * before[1], AVOID_MOST)
-            nodes[node] = self.clock() + span, span
+            self._avoided.add(key, node)
+
+    def put_off(self, decision: Decision, why: str) -> None:
+        """The API refuses what was decided for a pod: it is tried again later."""
+        if decision.pod in self._numbers:
+            self._avoided.add(decision.pod, EVERYWHERE)
+            self._told[decision.pod] = Told(False, INVALID, f"its devices cannot be written: {why}")
 
     @property
     def next_time(self) -> float | None:
-        """When a node that was left out is worth a try again."""
-        now = self.clock()
-        times = [
-            until
-            for uid, nodes in self._avoided.items()
-            for until, _ in nodes.values()
-            if until > now
-        ]
-        return min([*times, *self._stuck.values()], default=None)
+        """When something falls due: a node is worth another try, or devices are taken back."""
+        times = [self._avoided.next_time, *self._stuck.values()]
+        return min((time for time in times if time is not None), default=None)
 
     def drop_claim(self, uid: str) -> None:
         """A claim is gone."""
@@ -219,32 +225,25 @@ class Decider:
 
     def decide(self) -> list[Decision]:
         """Serve those who can be served, in order."""
-        now = self.clock()
-        expired = any(
-            0 < until <= now for nodes in self._avoided.values() for until, _ in nodes.values()
-        )
+        expired = self._avoided.expire()
         seen = self._board.freed, self._estate.version
         if seen == self._seen and not self._arrived and not expired:
             return []
         if seen != self._seen:
             self._refused.clear()
         if expired:
-            for nodes in self._avoided.values():
-                for node, (until, span) in nodes.items():
-                    if until <= now:
-                        nodes[node] = 0.0, span  # worth a try; the span is remembered
             self._unfit.clear()
         self._seen, self._arrived = seen, False
         began = time.perf_counter()
         decisions = [decision for _, decision in self._room.serve(self._place)]
         self._tally.deciding_seconds += time.perf_counter() - began
         for decision in decisions:
-            self._shown.pop(decision.pod, None)
+            self._window.served(decision.pod)
         self._tally.decided += len(decisions)
         for key, told in self._told.items():
             wish = self._wishes.wish(key)
             if wish is not None:
-                self._show(key, wish, told)
+                self._window.show(key, wish, told)
         return decisions
 
     def finished(self, decision: Decision) -> None:
@@ -266,13 +265,16 @@ class Decider:
             return _aside("what is known of its claim is old")
         if wish.problem:
             return self._refuse(key, INVALID, wish.problem, _aside(wish.problem))
+        if self._avoided.holds(key, EVERYWHERE):
+            return _aside("what was decided for it was refused")
         requests = tuple(wish.requests)
         refused = self._refused.get(requests)
         if refused is None:
+            found = self._seen, requests, wish.pinned, wish.pod.spec
             known = self._unfit.get(key)
-            if known is not None and known[0] == self._seen:
+            if known is not None and known[0] == found:
                 return known[1]
-            got = self._board.offers.place(requests, lambda node: self._fits(wish, node))
+            got = self._board.offers.place(requests, lambda node: self._fits(key, wish, node))
             if isinstance(got, tuple):
                 over = self._over_quota(wish, got)
                 if over is None:
@@ -281,9 +283,9 @@ class Decider:
                     self._board.state.cluster.undo_place(instance)
                 return self._refuse(key, WORDS[Reason.QUOTA], over, _aside(over))
             if isinstance(got, Unfit):
-                text = self._why_unfit(wish, got)
+                text = self._why_unfit(key, wish, got)
                 rejection = _aside(text)
-                self._unfit[key] = self._seen, rejection
+                self._unfit[key] = found, rejection
                 self._give_up_rest(wish)
                 return self._refuse(key, NO_NODE, text, rejection)
             refused = self._refused[requests] = got
@@ -292,15 +294,15 @@ class Decider:
             return self._refuse(key, WORDS[refused.reason], refused.detail, _aside(refused.detail))
         return self._refuse(key, WORDS[refused.reason], refused.detail, refused)
 
-    def _fits(self, wish: Wish, node: str) -> bool:
+    def _fits(self, key: str, wish: Wish, node: str) -> bool:
         home = home_of(node)
-        until = self._avoided.get(wish.pod.metadata.uid, {}).get(home, (0.0, 0.0))[0]
-        if until > self.clock():
-            return False
         there = self._estate.nodes.get(home)
-        if there is None or not all(matches(selector, there) for selector in wish.pinned):
-            return False
-        return self._estate.misfit(wish.pod, home) is None
+        return (
+            there is not None
+            and not self._avoided.holds(key, home)
+            and all(matches(selector, there) for selector in wish.pinned)
+            and self._estate.misfit(wish.pod, home) is None
+        )
 
     def _over_quota(self, wish: Wish, instances: tuple[Instance, ...]) -> str | None:
         tenant = self._board.tenant(wish.pod.metadata.namespace)
@@ -337,16 +339,15 @@ class Decider:
         self._told[key] = Told(False, reason, text)
         return rejection
 
-    def _why_unfit(self, wish: Wish, unfit: Unfit) -> str:
+    def _why_unfit(self, key: str, wish: Wish, unfit: Unfit) -> str:
         many = len(unfit.nodes)
         first = home_of(unfit.nodes[0])
-        left = self._avoided.get(wish.pod.metadata.uid, {}).get(first, (0.0, 0.0))[0]
         why = self._estate.misfit(wish.pod, first)
         if why is None:
             said = unschedulable(wish.pod)
             why = (
                 "did not take the pod when it was tried" + (f" ({said})" if said else "")
-                if left > self.clock()
+                if self._avoided.holds(key, first)
                 else "is not where the pod's other claims are"
             )
         nodes = "1 node has" if many == 1 else f"{many} nodes have"
@@ -376,34 +377,6 @@ class Decider:
         """What pods should be told since this was last asked."""
         told, self._told = self._told, {}
         return list(told.items())
-
-    def _show_as_told(self, key: str, wish: Wish) -> None:
-        """Let those who look see what the replica that decides has told a pod."""
-        for condition in wish.pod.status.conditions:
-            if condition.type == CONDITION and condition.status == "False":
-                self._show(key, wish, Told(False, condition.reason, condition.message))
-
-    def _show(self, key: str, wish: Wish, told: Told) -> None:
-        """Let those who look see that a pod waits, and why."""
-        if told.placed or wish.problem or self._shown.get(key, ("",))[0] == told.reason:
-            return
-        self._hide(key)
-        pod = wish.pod
-        for claim, ask in wish.claims:
-            self._board.wait(
-                claim,
-                [asked.want for asked in ask.devices],
-                pod.spec.priority,
-                {"pod": pod.metadata.name},
-                told.reason.lower(),
-                told.text,
-            )
-        claims = tuple(claim.metadata.uid for claim, _ in wish.claims)
-        self._shown[key] = told.reason, claims
-
-    def _hide(self, key: str) -> None:
-        for uid in self._shown.pop(key, ("", ()))[1]:
-            self._board.stop_waiting(uid)
 
 
 def unschedulable(pod: Pod) -> str:

@@ -11,25 +11,12 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-import msgspec
-
 from slicewise.core.errors import SlicewiseError
 from slicewise.core.geometry import Geometry
-from slicewise.k8s.api import (
-    Attribute,
-    Capacity,
-    Consumption,
-    CounterSet,
-    Device,
-    Meta,
-    ResourceSlice,
-)
+from slicewise.k8s.api import CounterSet, Device, ResourceSlice
 from slicewise.k8s.shapes import Library, Part, Place, encode
 
-__all__ = ["Gpu", "Library", "Odd", "Place", "PoolReading", "compact", "read_pool"]
-
-_READ = ("profile", "type", "productName", "parentUUID", "uuid")
-"""The attributes of devices that are looked at, whatever the domain before them."""
+__all__ = ["Gpu", "Library", "Odd", "Place", "PoolReading", "read_pool"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,44 +59,6 @@ class PoolReading:
     """Why nothing of it can be used, in words; None when it can."""
     gpus: tuple[Gpu, ...] = ()
     odd: Mapping[str, Odd] = field(default_factory=dict)
-
-
-def compact(one: ResourceSlice, library: Library) -> ResourceSlice:
-    """The slice without what is never looked at; what equal devices say is in memory only once.
-
-    It is read as the whole slice is. Whoever keeps the slices of many nodes keeps these.
-    """
-    attributes_met: dict[bytes, dict[str, Attribute]] = {}
-    capacities_met: dict[bytes, dict[str, Capacity]] = {}
-
-    def slim(device: Device) -> Device:
-        attributes = {
-            name: attribute
-            for name, attribute in device.attributes.items()
-            if name.rpartition("/")[2] in _READ
-        }
-        memory = {
-            name: capacity
-            for name, capacity in device.capacity.items()
-            if name.rpartition("/")[2] == "memory"
-        }
-        return msgspec.structs.replace(
-            device,
-            attributes=attributes_met.setdefault(encode(attributes), attributes),
-            capacity=capacities_met.setdefault(encode(memory), memory),
-            consumes_counters=tuple(
-                Consumption(taken.counter_set, library.counters(taken.counters))
-                for taken in device.consumes_counters
-            ),
-        )
-
-    spec = msgspec.structs.replace(one.spec, devices=tuple(map(slim, one.spec.devices)))
-    metadata = Meta(
-        name=one.metadata.name,
-        uid=one.metadata.uid,
-        resource_version=one.metadata.resource_version,
-    )
-    return ResourceSlice(metadata, spec)
 
 
 def read_pool(slices: Iterable[ResourceSlice], library: Library) -> PoolReading:

@@ -9,28 +9,17 @@ scheduler, which has the last word.
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from slicewise.core.errors import SlicewiseError
-from slicewise.k8s.api import (
-    Container,
-    Node,
-    NodeSelector,
-    NodeTerm,
-    Pod,
-    Requirement,
-    Taint,
-    Toleration,
-)
+from slicewise.k8s.api import Container, Node, Pod, Taint
 from slicewise.k8s.quantities import Amount, amount
+from slicewise.k8s.terms import keeps_away, why_not
 
 _CPU, _MEMORY, _PODS = "cpu", "memory", "pods"
-_CORDONED = Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
 _BY_CLASS = "deviceclass.resource.kubernetes.io/"
 """Extended resources of this prefix are devices, which are allocated and not counted."""
-_NUMBER = re.compile("-?[0-9]{1,18}")
 _MAX_ASKS = 1 << 17
 _MAX_KINDS = 1 << 8
 """Kinds of pods, by where they may be, for which verdicts on nodes are remembered."""
@@ -75,9 +64,8 @@ class Estate:
         self.nodes: dict[str, Node] = {}
         self.pods: dict[str, str] = {}
         """The uid of each pod that is known, by its namespace and name."""
-        self.by_devices: frozenset[str] = frozenset()
-        """Extended resources that classes of devices stand for: nodes that have none of them are
-        not ruled out."""
+        self._devices: frozenset[str] = frozenset()
+        """Extended resources that classes of devices stand for."""
         self.version = 0
         """Grows whenever a pod might fit that did not."""
         self._sites: dict[str, _Site] = {}
@@ -90,11 +78,17 @@ class Estate:
         self._verdicts: dict[object, dict[str, str | None]] = {}
         """By what pods say about where they may be: the verdicts on nodes."""
 
+    def set_by_devices(self, resources: frozenset[str]) -> None:
+        """Classes of devices stand for these extended resources: who has none is not ruled out."""
+        if not resources <= self._devices:
+            self.version += 1
+        self._devices = resources
+
     def node_changed(self, node: Node) -> None:
         """A node is there, or is no longer as it was."""
         name = node.metadata.name
         site = _Site(
-            tuple(t for t in node.spec.taints if t.effect in ("NoSchedule", "NoExecute")),
+            tuple(filter(keeps_away, node.spec.taints)),
             _allocatable(node),
         )
         before, old = self.nodes.get(name), self._sites.get(name)
@@ -166,7 +160,7 @@ class Estate:
         if node_name in ask.verdicts:
             verdict = ask.verdicts[node_name]
         else:
-            verdict = ask.verdicts[node_name] = _verdict(pod, node, self._sites[node_name].taints)
+            verdict = ask.verdicts[node_name] = why_not(pod, node, self._sites[node_name].taints)
         return verdict or self._lack(ask, node_name)
 
     def _judge_anew(self, node_name: str) -> None:
@@ -193,7 +187,7 @@ class Estate:
         return None
 
     def _by_devices(self, resource: str) -> bool:
-        return resource in self.by_devices or resource.startswith(_BY_CLASS)
+        return resource in self._devices or resource.startswith(_BY_CLASS)
 
     def _ask(self, pod: Pod) -> _Ask:
         """What the pod asks for; looked up while the pod is as it was."""
@@ -314,95 +308,6 @@ def _allocatable(node: Node) -> Amounts:
         except SlicewiseError:
             continue
     return found
-
-
-# What rules a node out, whatever is free there
-
-
-def _verdict(pod: Pod, node: Node, taints: Iterable[Taint]) -> str | None:
-    """Why a pod may not be on a node, by what both say of themselves."""
-    tolerations = pod.spec.tolerations
-    if node.spec.unschedulable and not _tolerated(_CORDONED, tolerations):
-        return "is cordoned"
-    for taint in taints:
-        if not _tolerated(taint, tolerations):
-            value = f"={taint.value}" if taint.value else ""
-            return f"has taint {taint.key}{value}:{taint.effect}, which is not tolerated"
-    labels = node.metadata.labels
-    if any(labels.get(key) != value for key, value in pod.spec.node_selector.items()):
-        return "does not match the pod's node selector"
-    affinity = pod.spec.affinity and pod.spec.affinity.node_affinity
-    if affinity and affinity.required and not matches(affinity.required, node):
-        return "does not match the pod's node affinity"
-    return None
-
-
-def _tolerated(taint: Taint, tolerations: Iterable[Toleration]) -> bool:
-    return any(_tolerates(toleration, taint) for toleration in tolerations)
-
-
-def _tolerates(toleration: Toleration, taint: Taint) -> bool:
-    if toleration.effect and toleration.effect != taint.effect:
-        return False
-    if toleration.key and toleration.key != taint.key:
-        return False
-    match toleration.operator:
-        case "" | "Equal":
-            return toleration.value == taint.value
-        case "Exists":
-            return True
-        case "Lt" | "Gt":
-            return _compares(taint.value, toleration.operator, toleration.value)
-        case _:
-            return False
-
-
-# Selecting nodes
-
-
-def matches(selector: NodeSelector, node: Node) -> bool:
-    """Whether one of the selector's terms holds for the node; an empty term never does."""
-    return any(_holds(term, node) for term in selector.node_selector_terms)
-
-
-def _holds(term: NodeTerm, node: Node) -> bool:
-    if not term.match_expressions and not term.match_fields:
-        return False
-    fields = {"metadata.name": node.metadata.name}
-    return all(_meets(one, node.metadata.labels) for one in term.match_expressions) and all(
-        one.operator in ("In", "NotIn") and len(one.values) == 1 and _meets(one, fields)
-        for one in term.match_fields
-    )
-
-
-def _meets(requirement: Requirement, labels: Mapping[str, str]) -> bool:
-    """Whether labels are as required; what makes no sense is never met."""
-    value, values = labels.get(requirement.key), requirement.values
-    match requirement.operator:
-        case "In":
-            return value in values
-        case "NotIn":
-            return bool(values) and value not in values
-        case "Exists":
-            return value is not None and not values
-        case "DoesNotExist":
-            return value is None and not values
-        case "Gt" | "Lt":
-            return (
-                value is not None
-                and len(values) == 1
-                and _compares(value, requirement.operator, values[0])
-            )
-        case _:
-            return False
-
-
-def _compares(value: str, operator: str, bound: str) -> bool:
-    """Whether one whole number is less or greater than the other."""
-    if not _NUMBER.fullmatch(value) or not _NUMBER.fullmatch(bound):
-        return False
-    one, other = int(value), int(bound)
-    return one < other if operator == "Lt" else one > other
 
 
 # In words

@@ -1,5 +1,4 @@
-"""The writing hand of a controller: has things written by other threads, and takes in what came of
-it.
+"""The writing hand of a controller: other threads write for it, and it takes in what came of it.
 
 Everything here is called by the controller's own thread; only the writes themselves are made by
 others, which report back through the controller's queue.
@@ -20,7 +19,7 @@ from slicewise.k8s.deciding import Decider
 from slicewise.k8s.rivals import Rivals
 from slicewise.k8s.tally import Tally
 from slicewise.k8s.wishes import Wishes
-from slicewise.k8s.writing import Decision, NotWrittenError, Pen
+from slicewise.k8s.writing import Decision, NotWrittenError, Pen, is_refusal
 
 WRITERS = 8
 
@@ -66,6 +65,8 @@ class Hand:
         """Claims that are being confirmed, or said to be in conflict."""
         self._final: set[str] = set()
         """Claims whose allocation was written for good, and has not come back yet."""
+        self._gave_way: dict[str, str] = {}
+        """By claim: the version upon which it was to give way."""
         self.fencing = False
         self._gone: set[str] = set()
         """Claims that went while it was fenced."""
@@ -92,16 +93,21 @@ class Hand:
     def gone(self, uid: str) -> None:
         """A claim is gone."""
         self._final.discard(uid)
+        self._gave_way.pop(uid, None)
         if self.fencing:
             self._gone.add(uid)
 
     def _take_in(self, claim: ResourceClaim) -> None:
         """A claim as it was written; it may be gone by now."""
-        known = self._wishes.claims.get(claim.metadata.key)
-        if known is not None and known.metadata.uid == claim.metadata.uid:
-            self._know(claim)
-        else:
+        if self._known(claim) is None:
             self._board.forget(claim.metadata.uid)
+        else:
+            self._know(claim)
+
+    def _known(self, claim: ResourceClaim) -> ResourceClaim | None:
+        """A claim as it was last heard of; None if it is gone."""
+        known = self._wishes.claims.get(claim.metadata.key)
+        return known if known is not None and known.metadata.uid == claim.metadata.uid else None
 
     # Giving
 
@@ -122,33 +128,38 @@ class Hand:
         self, decision: Decision, claims: list[ResourceClaim] | None, error: SlicewiseError | None
     ) -> None:
         self._decider.finished(decision)
-        if error is None:
-            self._tally.allocated += len(decision.grants)
-        else:
-            log.info("not written for pod %s: %s", decision.pod, error)
-            self._tally.failed += 1
-            now = error.claims if isinstance(error, NotWrittenError) else ()
-            for grant in decision.grants:
-                # Unless it is known how the claim is now, nothing is done before that is known.
-                meta = grant.claim.metadata
-                self._decider.stale[meta.uid] = meta.resource_version
-            for claim in now:
-                self._take_in(claim)
-            for grant in decision.grants:
-                self._forget_hope(grant.claim)
+        if error is not None:
+            self._not_written(decision, error)
+            return
+        self._tally.allocated += len(decision.grants)
         for claim in claims or ():
             self._take_in(claim)
+
+    def _not_written(self, decision: Decision, error: SlicewiseError) -> None:
+        log.info("not written for pod %s: %s", decision.pod, error)
+        self._tally.failed += 1
+        if is_refusal(error):
+            self._decider.put_off(decision, str(error))
+        else:
+            # Unless it is known how a claim is now, nothing is done before that is known.
+            for grant in decision.grants:
+                meta = grant.claim.metadata
+                self._decider.stale[meta.uid] = meta.resource_version
+        for claim in error.claims if isinstance(error, NotWrittenError) else ():
+            self._take_in(claim)
+        for grant in decision.grants:
+            self._forget_hope(grant.claim)
 
     def _forget_hope(self, claim: ResourceClaim) -> None:
         """What was decided for a claim did not come about: what the API says counts."""
         meta = claim.metadata
         self._rivals.tentative.pop(meta.uid, None)
         self._final.discard(meta.uid)
-        known = self._wishes.claims.get(meta.key)
-        if known is not None and known.metadata.uid == meta.uid:
-            self._board.settle(known)
-        else:
+        known = self._known(claim)
+        if known is None:
             self._board.forget(meta.uid)
+        else:
+            self._board.settle(known)
 
     def came_back(self, claim: ResourceClaim) -> None:
         """An allocation of ours was seen by the watch: all claims older than it are known."""
@@ -194,6 +205,10 @@ class Hand:
             if result is not None:
                 self._take_in(result)
             self._undoing.discard(uid)
+            self._forget_way(uid, error)
+            known = self._known(claim)
+            if result is None and known is not None and _version(known) != _version(claim):
+                self.take_back_if_abandoned(known)  # it changed meanwhile, and that was passed over
 
         self._in_background(lambda: self._pen.deallocate(claim), undone)
 
@@ -204,8 +219,7 @@ class Hand:
         for uid in self._rivals.settled(self._decider.clock()):
             if uid in self._decider.writing or self._board.excluded(uid):
                 continue  # somebody else has its slices already: it is to give way
-            one = self._rivals.tentative.pop(uid)
-            claim = self._wishes.claims.get(one.claim)
+            claim = self._wishes.claims.get(self._rivals.tentative.pop(uid).claim)
             if claim is not None and claim.metadata.uid == uid:
                 self._judge(claim, True, "nobody else has these slices")
 
@@ -217,10 +231,13 @@ class Hand:
                     self._gives_way(other)
 
     def _gives_way(self, uid: str) -> bool:
-        """Give an allocation up if it is ours to take back; returns whether it is."""
+        """Give an allocation up if it is ours to take back; returns whether it is, or is going."""
         claim = self._board.claim(uid)
+        if uid in self._undoing or uid in self._judging or uid in self._decider.writing:
+            return True  # first it is seen what comes of that
         if claim is None or not self._may_give_way(claim):
             return False
+        self._gave_way[uid] = _version(claim)
         self._rivals.tentative.pop(uid, None)
         self._tally.conflicts += 1
         log.warning("claim %s gives way to another on the same slices", claim.metadata.key)
@@ -230,12 +247,15 @@ class Hand:
             self.take_back(claim)
         return True
 
+    def _forget_way(self, uid: str, error: SlicewiseError | None) -> None:
+        """What was not even sent, since the lease did not run, may be tried again."""
+        if error is not None:
+            self._gave_way.pop(uid, None)
+
     def _may_give_way(self, claim: ResourceClaim) -> bool:
         """Whether a claim is ours to take back: no pod is bound with it yet."""
-        uid = claim.metadata.uid
-        if uid in self._undoing or uid in self._decider.writing or not self._wishes.is_ours(claim):
-            return False
-        if uid in self._judging:
+        tried = self._gave_way.get(claim.metadata.uid) == _version(claim)
+        if tried or not self._wishes.is_ours(claim):
             return False
         # Also where taking it back was too late because the scheduler had just reserved it.
         return not claim.status.reserved_for or _is_undecided(claim)
@@ -246,8 +266,11 @@ class Hand:
 
         def judged(result: ResourceClaim | None, error: SlicewiseError | None) -> None:
             self._judging.discard(uid)
+            self._forget_way(uid, error)
             if result is not None:
                 self._take_in(result)
+            elif error is not None and (known := self._known(claim)) is not None:
+                self._hold_back(known)
 
         self._in_background(lambda: self._pen.confirm(claim, confirmed, why), judged)
 
@@ -257,6 +280,7 @@ class Hand:
         """Shut out whoever led before; ``then`` is told whether that is done."""
         self.fencing = True
         self._gone.clear()
+        self._gave_way.clear()
         classes = dict(self._wishes.classes)
 
         def done(found: list[ResourceClaim] | None, error: SlicewiseError | None) -> None:
@@ -272,16 +296,23 @@ class Hand:
         self._in_background(lambda: self._pen.fence(classes, identity), done)
 
     def resume(self) -> None:
-        """Go on with what another leader may have left half done."""
+        """Go on with what was left half done: by another leader, or while nothing was decided."""
         for claim in list(self._wishes.claims.values()):
             allocation = claim.status.allocation
             if allocation is None or not self._wishes.is_ours(claim):
                 continue
             self.take_back_if_abandoned(claim)
-            if _is_undecided(claim):
-                meta = claim.metadata
-                self._rivals.begin(meta.uid, meta.key)
-                self._know(claim)
+            self._hold_back(claim)
+
+    def _hold_back(self, claim: ResourceClaim) -> None:
+        """See to it that an allocation is confirmed that nobody has decided upon yet."""
+        if _is_undecided(claim) and claim.metadata.uid not in self._judging:
+            self._rivals.begin(claim.metadata.uid, claim.metadata.key)
+            self._know(claim)
+
+
+def _version(claim: ResourceClaim) -> str:
+    return claim.metadata.resource_version
 
 
 def _is_undecided(claim: ResourceClaim) -> bool:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 
 from slicewise.core.errors import SlicewiseError
 from slicewise.k8s.api import Lease
 from slicewise.k8s.link import ConflictError, Link, MissingError
+from slicewise.k8s.times import now_precisely
 
 SECONDS = 15.0
 _MARGIN = 0.1
@@ -52,6 +52,8 @@ class Leadership:
         self._seen: tuple[str, float] = "", 0.0
         """The version of the lease that was seen last, and when it was new."""
         self.leads = False
+        self.term = 0
+        """How often this replica has begun to lead."""
         self.trouble = ""
         self.holder = ""
         """Who leads, as far as is known."""
@@ -87,9 +89,9 @@ class Leadership:
         try:
             self._try()
             self.trouble = ""
-        except SlicewiseError as error:
-            self.trouble = str(error)
-        if self.leads and self._clock() >= self._until:
+        except Exception as error:  # whatever it is, the thread has to go on
+            self.trouble = str(error) or type(error).__name__
+        if self._clock() >= self._until:
             self._turn(False)
 
     def _try(self) -> None:
@@ -97,6 +99,7 @@ class Leadership:
         try:
             lease = self._link.get(f"{self._path}/{self._name}", Lease)
         except MissingError:
+            self._turn(False)
             self._write("POST", self._path, None)
             self._hold(began)
             return
@@ -105,12 +108,12 @@ class Leadership:
         if lease.metadata.resource_version != self._seen[0]:
             self._seen = lease.metadata.resource_version, began
         over = self._clock() >= self._seen[1] + (lease.spec.lease_duration_seconds or self._seconds)
-        if mine and not self.leads:
+        if not mine:
+            self._turn(False)  # even if it can be had: what somebody else did has to be learnt
+        elif not self.leads:
             # Held under this name by a process that is gone; its time has to pass like anybody's.
             mine = over
         if not (mine or over or not self.holder):
-            if self.leads:
-                self._turn(False)
             return
         try:
             self._write("PUT", f"{self._path}/{self._name}", lease)
@@ -121,15 +124,16 @@ class Leadership:
     def _hold(self, began: float) -> None:
         self._until = began + self._seconds * (1 - _MARGIN)
         self.holder = self.identity
-        if not self.leads:
-            self._turn(True)
+        self._turn(True)
 
     def _turn(self, leads: bool) -> None:
-        self.leads = leads
-        self._changed(leads)
+        if leads != self.leads:
+            self.term += leads
+            self.leads = leads
+            self._changed(leads)
 
     def _write(self, method: str, path: str, old: Lease | None, holder: str | None = None) -> None:
-        now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        now = now_precisely()
         before = None if old is None else old.spec
         same = before is not None and before.holder_identity == self.identity
         transitions = 0 if before is None else (before.lease_transitions or 0) + (not same)

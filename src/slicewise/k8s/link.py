@@ -7,6 +7,7 @@ that it can be decoded straight into the structures of `k8s.api`.
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ import msgspec
 import urllib3
 from kubernetes import client, config
 from kubernetes.client import rest
+from urllib3.connection import HTTPConnection
 
 from slicewise.core.errors import SlicewiseError
 from slicewise.k8s.api import Happening, ListOf, Status
@@ -29,6 +31,16 @@ OLDEST = (1, 36)
 _CONNECT_SECONDS = 5.0
 _ANSWER_SECONDS = 30.0
 _CONNECTIONS = 32
+_SOCKET_OPTIONS = [
+    *HTTPConnection.default_socket_options,
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    *(
+        (socket.IPPROTO_TCP, getattr(socket, name), value)
+        for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
+        if hasattr(socket, name)  # not every system has them all
+    ),
+]
+"""A watch may be silent for minutes: whether anybody is still there is asked after half of one."""
 
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
@@ -76,6 +88,7 @@ class Link:
         self.server: str = configuration.host
         configuration.connection_pool_maxsize = _CONNECTIONS
         configuration.retries = False
+        configuration.socket_options = _SOCKET_OPTIONS
         self._configuration = configuration
         self._pool: urllib3.PoolManager = rest.RESTClientObject(configuration).pool_manager
 
@@ -137,7 +150,7 @@ class Link:
         response = self._send("GET", path, query, None, JSON, seconds + _ANSWER_SECONDS)
         try:
             if response.status != 200:
-                raise _refusal(response.status, response.read())
+                raise _refusal(response.status, self._body(response))
             yield _happenings(response)
         finally:
             response.close()
@@ -157,9 +170,7 @@ class Link:
     ) -> bytes:
         response = self._send(method, path, query, body, content, _ANSWER_SECONDS)
         try:
-            data = response.read()
-        except urllib3.exceptions.HTTPError as error:
-            raise UnreachableError(f"{self.server} stopped answering: {error}") from None
+            data = self._body(response)
         finally:
             response.release_conn()
         if response.status >= 300:
@@ -176,12 +187,13 @@ class Link:
         seconds: float,
     ) -> urllib3.BaseHTTPResponse:
         url = f"{self.server}{path}" + (f"?{urlencode(query)}" if query else "")
+        headers = self._headers(content)
         try:
             return self._pool.request(
                 method,
                 url,
                 body=body,
-                headers=self._headers(content),
+                headers=headers,
                 timeout=urllib3.Timeout(connect=_CONNECT_SECONDS, read=seconds),
                 preload_content=False,
                 retries=False,
@@ -189,10 +201,19 @@ class Link:
         except urllib3.exceptions.HTTPError as error:
             raise UnreachableError(f"{self.server} does not answer: {error}") from None
 
+    def _body(self, response: urllib3.BaseHTTPResponse) -> bytes:
+        try:
+            return response.read()
+        except urllib3.exceptions.HTTPError as error:
+            raise UnreachableError(f"{self.server} stopped answering: {error}") from None
+
     def _headers(self, content: str) -> dict[str, str]:
         """With the credentials of this moment: tokens in files are replaced now and then."""
         headers = {"Accept": JSON, "Content-Type": content, "User-Agent": "slicewise"}
-        bearer = self._configuration.auth_settings().get("BearerToken")
+        try:
+            bearer = self._configuration.auth_settings().get("BearerToken")
+        except Exception as error:  # a file that is being replaced, a program that fails
+            raise UnreachableError(f"no credentials for {self.server}: {error}") from None
         if bearer and bearer["value"]:
             headers[bearer["key"]] = bearer["value"]
         return headers
@@ -221,6 +242,8 @@ def _happenings(response: urllib3.BaseHTTPResponse) -> Iterator[Happening]:
                 yield happening
     except urllib3.exceptions.HTTPError as error:
         raise UnreachableError(f"a watch was cut off: {error}") from None
+    except msgspec.MsgspecError as error:
+        raise SlicewiseError(f"what a watch says is not clear: {error}") from None
 
 
 def _refusal(status: int, body: bytes | msgspec.Raw) -> SlicewiseError:

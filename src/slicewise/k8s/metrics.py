@@ -23,7 +23,7 @@ class ControllerMetrics(Collector):
             ("slicewise_k8s_leading", "Whether this replica gives out devices", controller.leads),
             ("slicewise_k8s_ready", "Whether it knows the cluster", not controller.problem),
             ("slicewise_k8s_pods_waiting", "Pods that wait for devices", controller.waiting),
-            ("slicewise_k8s_watches_down", "Watches that fail", len(controller.troubles)),
+            ("slicewise_k8s_watches_down", "Watches that fail", controller.watches_down),
         ):
             yield GaugeMetricFamily(name, text, value=float(value))
         for name, text, count in (

@@ -6,7 +6,6 @@ published any more, or not completely, takes nothing new; it stays while claims 
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -207,12 +206,8 @@ def home_of(node: str) -> str:
 
 
 def _grouped(gpus: Iterable[Gpu]) -> list[tuple[Geometry, tuple[str, ...]]]:
-    """GPUs by model, in the order of their names as people count."""
+    """GPUs by model, in the order in which they were read."""
     by_model: dict[Geometry, list[str]] = {}
-    for gpu in sorted(gpus, key=lambda gpu: _counted(gpu.counter_set)):
+    for gpu in gpus:
         by_model.setdefault(gpu.geometry, []).append(gpu.counter_set)
     return [(geometry, tuple(names)) for geometry, names in by_model.items()]
-
-
-def _counted(name: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]

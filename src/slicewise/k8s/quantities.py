@@ -6,7 +6,6 @@ or of 1024 by its letter, or an exponent.
 
 from __future__ import annotations
 
-import math
 import re
 from fractions import Fraction
 from functools import lru_cache
@@ -49,15 +48,3 @@ def amount(text: str) -> Amount:
     elif match["exponent"]:
         number *= Fraction(10) ** int(match["exponent"])
     return number.numerator if number.denominator == 1 else number
-
-
-@lru_cache(maxsize=1 << 14)
-def whole(text: str) -> int:
-    """The quantity in whole units, rounded up, as kube-scheduler counts all but CPU."""
-    return math.ceil(amount(text))
-
-
-@lru_cache(maxsize=1 << 14)
-def thousandths(text: str) -> int:
-    """The quantity in thousandths, rounded up, as kube-scheduler counts CPU."""
-    return math.ceil(amount(text) * 1000)

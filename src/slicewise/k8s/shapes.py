@@ -67,13 +67,6 @@ class Library:
         self._shapes: dict[object, Shape] = {}
         self._records: dict[str, GeometryRecord] = {}
         self._geometries: dict[str, Geometry] = {}
-        self._counters: dict[bytes, dict[str, Counter]] = {}
-
-    def counters(self, counters: dict[str, Counter]) -> dict[str, Counter]:
-        """Equal counters, the same object for all who have them."""
-        if len(self._counters) >= _MAX_SHAPES:
-            self._counters.clear()
-        return self._counters.setdefault(encode(counters), counters)
 
     def shape(self, product: str | None, counters: bytes, parts: tuple[Part, ...]) -> Shape:
         """The shape of a GPU with these counters (as JSON) and devices."""

@@ -16,10 +16,9 @@ from slicewise.k8s.api import Meta, Pool, ResourceSlice
 _LEVEL = 1
 
 
-class _HeadSpec(msgspec.Struct, frozen=True, rename="camel"):
+class _HeadSpec(msgspec.Struct, frozen=True):
     driver: str
     pool: Pool
-    node_name: str = ""
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -33,7 +32,6 @@ class Parcel(NamedTuple):
     metadata: Meta
     driver: str
     pool: str
-    node: str
     packed: bytes
 
     @property
@@ -62,7 +60,6 @@ def read_parcel(data: bytes | msgspec.Raw) -> Parcel:
         ),
         spec.driver,
         spec.pool.name,
-        spec.node_name,
         zlib.compress(bytes(data), _LEVEL),
     )
 

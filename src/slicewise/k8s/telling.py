@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import logging
 import secrets
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from slicewise.core.errors import SlicewiseError
 from slicewise.core.request import Reason
 from slicewise.k8s.api import Pod
 from slicewise.k8s.link import STRATEGIC, ConflictError, Link, MissingError
 from slicewise.k8s.tally import Tally
-from slicewise.k8s.writing import now_text
+from slicewise.k8s.times import now_precisely, now_text
 
 CONDITION = "slicewise.dev/Placed"
 
@@ -29,7 +29,6 @@ WORDS = {
 }
 """Why a pod waits, as its condition says it."""
 NO_NODE, INVALID, PLACED = "NoNode", "Invalid", "Placed"
-
 
 UPDATE_SECONDS = 30.0
 """A reason that stays the same is told again so much later at the earliest, in its new words."""
@@ -60,6 +59,11 @@ class Teller:
         self._clock = clock
         self._last: dict[str, tuple[Told, float]] = {}
         """By pod that waits: what it was told last, and when."""
+        self._due: dict[str, tuple[Pod, Told]] = {}
+        """By pod: what it is to be told next; a later word takes the place of an earlier one."""
+        self._telling: set[str] = set()
+        """The pods that a thread tells something, or is about to."""
+        self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(2, "teller")
 
     def say(self, pod: Pod, told: Told) -> None:
@@ -77,7 +81,12 @@ class Teller:
             ):
                 return
             self._last[key] = told, self._clock()
-        self._threads.submit(self._try, pod, told)
+        with self._lock:
+            self._due[key] = pod, told
+            if key in self._telling:
+                return  # whoever tells it goes on with this
+            self._telling.add(key)
+        self._threads.submit(self._tell_all, key)
 
     def forget(self, pod: str) -> None:
         """A pod is gone."""
@@ -85,7 +94,19 @@ class Teller:
 
     def stop(self) -> None:
         """Say nothing more."""
+        with self._lock:
+            self._due.clear()
         self._threads.shutdown(cancel_futures=True)
+
+    def _tell_all(self, key: str) -> None:
+        """Tell a pod one thing after the other, so that the last word stands."""
+        while True:
+            with self._lock:
+                if key not in self._due:
+                    self._telling.discard(key)
+                    return
+                pod, told = self._due.pop(key)
+            self._try(pod, told)
 
     def _try(self, pod: Pod, told: Told) -> None:
         try:
@@ -96,7 +117,8 @@ class Teller:
 
     def _tell(self, pod: Pod, told: Told) -> None:
         """Set the pod's condition, and let an event say the same."""
-        path = f"/api/v1/namespaces/{pod.metadata.namespace}/pods/{pod.metadata.name}/status"
+        meta = pod.metadata
+        path = f"/api/v1/namespaces/{meta.namespace}/pods/{meta.name}/status"
         condition = {
             "type": CONDITION,
             "status": "True" if told.placed else "False",
@@ -104,13 +126,11 @@ class Teller:
             "message": told.text,
             "lastTransitionTime": now_text(),
         }
-        body = {"metadata": {"uid": pod.metadata.uid}, "status": {"conditions": [condition]}}
+        body = {"metadata": {"uid": meta.uid}, "status": {"conditions": [condition]}}
         try:
             self._link.write("PATCH", path, body, STRATEGIC)
         except (ConflictError, MissingError):
             return  # it is gone, or another of its name is there
-        meta = pod.metadata
-        now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
         body = {
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
@@ -118,7 +138,7 @@ class Teller:
                 "name": f"{meta.name[:200]}.{secrets.token_hex(8)}",
                 "namespace": meta.namespace,
             },
-            "eventTime": now,
+            "eventTime": now_precisely(),
             "type": "Normal" if told.placed else "Warning",
             "reason": told.reason if told.placed else f"Waiting{told.reason}",
             "action": "Placing",

@@ -15,14 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from slicewise.core.errors import SlicewiseError
-from slicewise.k8s.api import (
-    DeviceClass,
-    Meta,
-    Namespace,
-    Node,
-    Pod,
-    ResourceClaim,
-)
+from slicewise.k8s.api import DeviceClass, Meta, Namespace, Node, Pod, ResourceClaim
 from slicewise.k8s.link import ExpiredError, Link, UnreachableError
 from slicewise.k8s.shelf import read_parcel
 
@@ -96,6 +89,9 @@ class _Bookmark(msgspec.Struct):
     metadata: Meta
 
 
+_mark = msgspec.json.Decoder(_Bookmark).decode
+
+
 class Watch:
     """Follows one kind of object in a thread of its own, until it is stopped."""
 
@@ -126,8 +122,8 @@ class Watch:
                 self._follow(self._version)
             except ExpiredError:
                 self._version = None
-            except (UnreachableError, SlicewiseError) as error:
-                self._trouble(str(error))
+            except Exception as error:  # a thread that ended here would be missed by nobody
+                self._trouble(str(error) or type(error).__name__)
                 # Each waits a little differently, so that not all come back at once.
                 self._stop.wait(self._wait * random.uniform(0.5, 1.0))
                 self._wait = min(2 * self._wait, _LONGEST_WAIT)
@@ -154,8 +150,7 @@ class Watch:
                 if self._stop.is_set():
                     break
                 if happening.type == "BOOKMARK":
-                    mark = msgspec.json.decode(happening.object, type=_Bookmark)
-                    self._version = mark.metadata.resource_version
+                    self._version = _mark(happening.object).metadata.resource_version
                     continue
                 thing = self._read(happening.object)
                 gone = happening.type == "DELETED"

@@ -11,8 +11,8 @@ import secrets
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -29,6 +29,7 @@ from slicewise.k8s.link import (
     MissingError,
     UnreachableError,
 )
+from slicewise.k8s.times import now_text
 from slicewise.k8s.watching import CLAIMS, RESOURCE
 
 FINALIZER = "resource.kubernetes.io/delete-protection"
@@ -47,11 +48,15 @@ class NotLeadingError(SlicewiseError):
 
 
 class NotWrittenError(SlicewiseError):
-    """Devices were not given, and will not be; ``claims`` are how the claims are now."""
+    """Devices were not given, and will not be; ``claims`` are how the claims are now.
 
-    def __init__(self, why: str, claims: Sequence[ResourceClaim]) -> None:
+    ``refused``: nothing has changed meanwhile, the API just does not want it.
+    """
+
+    def __init__(self, why: str, claims: Sequence[ResourceClaim], refused: bool) -> None:
         super().__init__(why)
         self.claims = claims
+        self.refused = refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +81,6 @@ class Decision:
     classes: Mapping[str, DeviceClass] = field(repr=False)
 
 
-def now_text() -> str:
-    """This moment, as the API writes it."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
 class Pen:
     """Writes claims; its methods block and may be called from several threads."""
 
@@ -102,7 +102,8 @@ class Pen:
             if isinstance(error, UnreachableError):
                 self._pause(_AGAIN_SECONDS)
             there = [self._withdraw(grant) for grant in reversed(decision.grants)]
-            raise NotWrittenError(str(error), [one for one in there if one is not None]) from None
+            now = [one for one in there if one is not None]
+            raise NotWrittenError(str(error), now, is_refusal(error)) from None
 
     def _allocate(self, grant: Grant, decision: Decision) -> ResourceClaim:
         claim = grant.claim
@@ -124,19 +125,22 @@ class Pen:
             claim = self._touch(grant.claim)
             if claim is None or seats_of(claim) != grant.seats or claim.status.reserved_for:
                 return claim
-            freed = self.deallocate(claim)
-            if freed is not None:
-                return freed
+            with suppress(ConflictError, MissingError):  # it has changed: how is it now?
+                return self._clear(claim)
 
     def deallocate(self, claim: ResourceClaim) -> ResourceClaim | None:
         """Take back an allocation that no pod uses; None if the claim is gone or was changed."""
+        try:
+            return self._clear(claim)
+        except ApiError:
+            return None
+
+    def _clear(self, claim: ResourceClaim) -> ResourceClaim:
         while True:
             try:
                 return self._patch(claim, {"allocation": None, "devices": None}, "/status")
             except UnreachableError:
                 self._pause(_AGAIN_SECONDS)
-            except ApiError:
-                return None
 
     def confirm(self, claim: ResourceClaim, confirmed: bool, why: str) -> ResourceClaim | None:
         """Let a pod be bound that waits for this, or say that it must not be."""
@@ -239,6 +243,13 @@ class Pen:
                 return None
             except UnreachableError:
                 self._pause(_AGAIN_SECONDS)
+
+
+def is_refusal(error: SlicewiseError) -> bool:
+    """Whether the same would be refused again, as far as one can know."""
+    if isinstance(error, NotWrittenError):
+        return error.refused
+    return isinstance(error, ApiError) and not isinstance(error, ConflictError | MissingError)
 
 
 def claim_path(claim: ResourceClaim) -> str:
