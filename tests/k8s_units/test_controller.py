@@ -94,6 +94,18 @@ def held(version: int, **more: Any) -> ResourceClaim:
     return claim("a", seats=[SEAT], version=version, tentative=True, reserved=["p"], **more)
 
 
+def test_a_slice_that_cannot_be_read_costs_its_pool_only() -> None:
+    one = controller()
+    with_node(one)
+    odd = nvidia("A100-80GB", 1, "n2")
+    odd[-1]["spec"]["devices"][0]["taints"] = "none"  # a list, as far as we know
+    parcels = [read_parcel(msgspec.json.encode(item)) for item in odd]
+    tell(one, Changed(NODES, node("n2")), *(Changed(SLICES, parcel) for parcel in parcels))
+    assert list(one.board.state.nodes) == ["n1"]
+    tell(one, *(Changed(SLICES, parcel) for parcel in slices("n2")))
+    assert list(one.board.state.nodes) == ["n1", "n2"]
+
+
 def test_it_is_ready_once_everything_was_listed_and_while_nothing_is_wrong() -> None:
     one = controller(listed=False)
     assert "still reading" in one.problem

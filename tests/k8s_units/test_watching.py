@@ -77,6 +77,16 @@ def test_a_watch_that_cannot_go_on_lists_again() -> None:
     assert script.lists == 2
 
 
+def test_what_is_too_old_again_and_again_is_tried_later() -> None:
+    expired = ExpiredError(410, "Expired", "too old")
+    news = reported(
+        Script(expired, expired, expired, [Happening("MODIFIED", raw("a", 6))], expired)
+    )
+    told = [one.text if isinstance(one, Trouble) else type(one).__name__ for one in news]
+    once = ["Listed", "Listed"]
+    assert told == [*once, *once, str(expired), *once, *once, "", "Changed", *once]
+
+
 @pytest.mark.parametrize("mistake", [RuntimeError("odd"), KeyError("odd")])
 def test_no_mistake_makes_a_watch_fall_silent(mistake: Exception) -> None:
     news = reported(Script(mistake, []))

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from slicewise.control.entries import QuotaRecord
+from slicewise.core.errors import SlicewiseError
 from slicewise.k8s.api import DeviceClass, Namespace, Node, Pod, ResourceClaim
 from slicewise.k8s.board import Board
 from slicewise.k8s.deciding import Decider
@@ -115,7 +116,11 @@ class Ear:
     def settle(self) -> None:
         """Read the pools that have changed, and see whose claims may be after their devices."""
         for key in list(self._shelf.changed):
-            slices = self._shelf.pool(key)
+            try:
+                slices = self._shelf.pool(key)
+            except SlicewiseError as error:  # whatever drivers publish, the others' stays usable
+                log.warning("nothing is given out of driver %s: %s", key[0], error)
+                slices = []
             reading = read_pool(slices, self._library) if slices else None
             homes = {gpu.node_name for gpu in reading.gpus} if reading else set()
             if reading is None or reading.trouble or len(homes) != 1:

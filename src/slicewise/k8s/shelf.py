@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from slicewise.core.errors import SlicewiseError
 from slicewise.k8s.api import Meta, Pool, ResourceSlice
 
 _LEVEL = 1
@@ -92,8 +93,11 @@ class Shelf:
             self.changed[key] = None
 
     def pool(self, key: tuple[str, str]) -> list[ResourceSlice]:
-        """The slices of a pool."""
-        return [parcel.unpack() for parcel in self._pools.get(key, {}).values()]
+        """The slices of a pool; refused if one of them cannot be read."""
+        try:
+            return [parcel.unpack() for parcel in self._pools.get(key, {}).values()]
+        except msgspec.MsgspecError as error:
+            raise SlicewiseError(f"a slice of pool {key[1]!r} is not clear: {error}") from None
 
     @property
     def names(self) -> tuple[str, ...]:

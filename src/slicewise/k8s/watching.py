@@ -103,6 +103,8 @@ class Watch:
         self._troubled = False
         self._version: str | None = None
         """Everything up to this one was told; None if it has to be listed."""
+        self._listed_anew = False
+        """Whether it was listed because a watch could not go on, and nothing has come since."""
         self._wait = _FIRST_WAIT
         self._thread = threading.Thread(target=self._run, name=f"watch {kind.name}", daemon=True)
 
@@ -120,15 +122,21 @@ class Watch:
                 if self._version is None:
                     self._version = self._list()
                 self._follow(self._version)
-            except ExpiredError:
+            except ExpiredError as error:
                 self._version = None
+                if self._listed_anew:  # what was listed just now is too old already
+                    self._try_later(error)
+                self._listed_anew = True
             except Exception as error:  # a thread that ended here would be missed by nobody
-                self._trouble(str(error) or type(error).__name__)
-                # Each waits a little differently, so that not all come back at once.
-                self._stop.wait(self._wait * random.uniform(0.5, 1.0))
-                self._wait = min(2 * self._wait, _LONGEST_WAIT)
+                self._try_later(error)
                 if not isinstance(error, UnreachableError):
                     self._version = None
+
+    def _try_later(self, error: Exception) -> None:
+        self._trouble(str(error) or type(error).__name__)
+        # Each waits a little differently, so that not all come back at once.
+        self._stop.wait(self._wait * random.uniform(0.5, 1.0))
+        self._wait = min(2 * self._wait, _LONGEST_WAIT)
 
     def _list(self) -> str:
         first = True
@@ -149,6 +157,7 @@ class Watch:
             for happening in happenings:
                 if self._stop.is_set():
                     break
+                self._listed_anew = False
                 if happening.type == "BOOKMARK":
                     self._version = _mark(happening.object).metadata.resource_version
                     continue
