@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.kube_plan import GIB_PER_CPU, NODE_CPUS
 from benchmarks.kube_world import World, memory_mib
 from tests.k8s.api import CORE
 from tests.k8s.cluster import make_classes, node, publish, suppress_conflict
@@ -83,7 +84,10 @@ def site(
         began = time.monotonic()
         names = publish(
             api,
-            [node(f"node-{n:04}", cpu="256", memory="2Ti") for n in range(nodes)],
+            [
+                node(f"node-{n:04}", f"{NODE_CPUS}", f"{NODE_CPUS * GIB_PER_CPU}Gi")
+                for n in range(nodes)
+            ],
             geometry.model,
             gpus,
         )

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.kube_plan import GIB_PER_CPU
 from tests.k8s.cluster import device_request, pod, pods_in, template, templates_in
 from tests.k8s.nvidia import devices_at
 from tests.k8s.replica import OUR_CLASS, wants
@@ -47,6 +48,10 @@ class Life:
     """Whether some GPU had room for it when it was made."""
     running: float | None = None
     gone: float | None = None
+    gave_up: float | None = None
+    """When its user lost patience, and deleted it."""
+    lost_to: str | None = None
+    """Who took the last place that was open for it when it came: an older pod, or a younger."""
 
     @property
     def pending(self) -> bool:
@@ -68,6 +73,12 @@ class Sample:
     stranded: int
     """Those of the stuck for whom one GPU has enough free slices, only not in the right place."""
     fragmentation: float
+    usable: int
+    """Free slices that some profile of the mix could take now."""
+    spent: int
+    """Other free slices of GPUs whose compute slices are all in use: the eighth beside seven 1g."""
+    blocked: int
+    """All other free slices: compute is left, but no window is open."""
 
 
 @dataclass
@@ -82,9 +93,18 @@ class World:
     lives: dict[str, Life] = field(default_factory=dict)
     overlaps: list[str] = field(default_factory=list)
     on_running: Callable[[Life], None] = lambda life: None
+    cpus: int = 0
+    """What a pod asks for beside each memory slice, with `GIB_PER_CPU`; 0 for hardly anything."""
+    follow_places: bool = False
+    """Whether to note who takes the places that were open for others."""
 
     def __post_init__(self) -> None:
         self.lock = threading.Lock()
+        self.waiting: dict[str, Life] = {}
+        self.opened = range(len(self.nodes) * self.gpus)
+        """The GPUs of nodes that are not cordoned."""
+        self.steps = 0
+        """Grows whenever somebody is given devices or begins to run."""
         self.running = 0
         self.allocated = 0
         """Claims that have devices."""
@@ -97,7 +117,14 @@ class World:
             for start, device in devices_at(self.geometry.model, gpu, profile.name).items()
         }
         self.cluster = Cluster.of(self.geometry, len(self.nodes) * self.gpus, self.gpus)
-        self._claims: dict[str, Instance] = {}
+        self._claims: dict[str, tuple[Instance, str]] = {}
+        """By claim that has devices: where, and for which pod."""
+        self._given: set[str] = set()
+        """The pods of those."""
+        self._numbers = {
+            profile.name: [p.number for p in self.geometry.placements if p.profile is profile]
+            for profile in self.geometry.profiles
+        }
         self._scores = score_table(self.geometry, Reading.PARTIAL)
         self._pool = ThreadPoolExecutor(_WRITERS, "user")
         self._watches = [Watch(self.link, kind, self._hear) for kind in (PODS, CLAIMS)]
@@ -130,8 +157,15 @@ class World:
         """Make a pod that wants a profile."""
         size = self.geometry.profile(profile).size
         with self.lock:
-            self.lives[name] = Life(name, profile, size, time.monotonic(), self._has_room(profile))
-        body = pod(name, templates=[prefix + _template(profile)], cpu="100m", memory="64Mi")
+            life = Life(name, profile, size, time.monotonic(), self._has_room(profile))
+            self.lives[name] = self.waiting[name] = life
+        cpus = self.cpus * size
+        body = pod(
+            name,
+            templates=[prefix + _template(profile)],
+            cpu=f"{cpus}" if cpus else "100m",
+            memory=f"{cpus * GIB_PER_CPU}Gi" if cpus else "64Mi",
+        )
         return self._pool.submit(self.link.write, "POST", pods_in(self.space), body)
 
     def delete(self, name: str) -> Future[Any]:
@@ -166,7 +200,9 @@ class World:
             life = self.lives.get(thing.metadata.name)
             if life is not None and life.running is None and thing.status.phase == "Running":
                 life.running = time.monotonic()
+                self.waiting.pop(life.name, None)
                 self.running += 1
+                self.steps += 1
                 self.on_running(life)
         elif isinstance(thing, ResourceClaim):
             uid = thing.metadata.uid
@@ -180,6 +216,7 @@ class World:
             life = self.lives.get(thing.metadata.name)
             if life is not None and life.gone is None:
                 life.gone = time.monotonic()
+                self.waiting.pop(life.name, None)
                 self.running -= life.running is not None
         elif isinstance(thing, ResourceClaim):
             self._release(thing.metadata.uid)
@@ -190,49 +227,95 @@ class World:
         gpu, profile, start = self._places[result.device]
         placement = self.geometry.placement(profile, start)
         assert placement is not None
+        [owner] = claim.metadata.owner_references
         try:
-            self._claims[uid] = self.cluster.put(self._first[result.pool] + gpu, placement.number)
-            self.allocated += 1
+            instance = self.cluster.put(self._first[result.pool] + gpu, placement.number)
         except SlicewiseError as error:
             self.overlaps.append(f"{result.pool}/{result.device}: {error}")
+            return
+        self._claims[uid] = instance, owner.name
+        self._given.add(owner.name)
+        self.allocated += 1
+        self.steps += 1
+        if self.follow_places:
+            self._note_losses(owner.name)
+
+    def _note_losses(self, taker: str) -> None:
+        """Somebody was given a place: who has none now that had one when it came?"""
+        room: dict[str, bool] = {}
+        for life in self.waiting.values():
+            if not life.roomy or life.lost_to or life.name in self._given:
+                continue
+            if life.profile not in room:
+                room[life.profile] = self._has_room(life.profile)
+            if not room[life.profile]:
+                older = self.lives[taker].created <= life.created
+                life.lost_to = "older" if older else "younger"
 
     def _release(self, uid: str) -> None:
-        instance = self._claims.pop(uid, None)
+        instance, name = self._claims.pop(uid, (None, ""))
         if instance is not None:
+            self._given.discard(name)
             self.cluster.release(instance)
 
     def _has_room(self, profile: str) -> bool:
         cluster = self.cluster
-        numbers = [p.number for p in self.geometry.placements if p.profile.name == profile]
         return any(
             cluster.after_place[state][number] != ILLEGAL
-            for state in set(cluster.state_of)
-            for number in numbers
+            for state in {cluster.state_of[gpu] for gpu in self.opened}
+            for number in self._numbers[profile]
         )
 
-    def sample(self) -> Sample:
-        """How it is now."""
+    # To be asked while the lock is held
+
+    def unserved(self) -> list[Life]:
+        """Pods that wait although a place is open for them, or already theirs."""
+        room: dict[str, bool] = {}
+        found = []
+        for life in self.waiting.values():
+            if life.profile not in room:
+                room[life.profile] = self._has_room(life.profile)
+            if room[life.profile] or life.name in self._given:
+                found.append(life)
+        return found
+
+    def lingering(self) -> bool:
+        """Whether a pod that is gone still has devices."""
+        return any(self.lives[name].gone is not None for name in self._given)
+
+    def sample(self, profiles: Sequence[str], patience: float = STUCK_SECONDS) -> Sample:
+        """How the open nodes are now; ``profiles`` are those that pods may ask for."""
         now = time.monotonic()
-        slices = self.geometry.slices
         with self.lock:
-            masks = [self.cluster.state(gpu).mask for gpu in range(self.cluster.gpus)]
-            waiting = [life for life in self.lives.values() if life.pending]
+            states = [self.cluster.state(gpu) for gpu in self.opened]
+            follows = [self.cluster.after_place[self.cluster.state_of[gpu]] for gpu in self.opened]
+            waiting = list(self.waiting.values())
             running = self.running
-        free = [slices - mask.bit_count() for mask in masks]
+        free = [state.free_slices for state in states]
         stuck = [
-            life
-            for life in waiting
-            if now - life.created > STUCK_SECONDS and life.size <= sum(free)
+            life for life in waiting if now - life.created > patience and life.size <= sum(free)
         ]
         most = max(free)
+        usable = spent = 0
+        for state, after in zip(states, follows, strict=True):
+            windows = 0
+            for placement in self.geometry.placements:
+                if placement.profile.name in profiles and after[placement.number] != ILLEGAL:
+                    windows |= placement.window
+            usable += windows.bit_count()
+            if state.free_compute == 0:
+                spent += state.free_slices - windows.bit_count()
         return Sample(
-            now,
-            running,
-            slices * len(masks) - sum(free),
-            len(waiting),
-            len(stuck),
-            sum(life.size <= most for life in stuck),
-            sum(self._scores[mask] for mask in masks) / len(masks),
+            at=now,
+            running=running,
+            slices=self.geometry.slices * len(states) - sum(free),
+            pending=len(waiting),
+            stuck=len(stuck),
+            stranded=sum(life.size <= most for life in stuck),
+            fragmentation=sum(self._scores[state.mask] for state in states) / len(states),
+            usable=usable,
+            spent=spent,
+            blocked=sum(free) - usable - spent,
         )
 
 

@@ -204,50 +204,78 @@ def planning() -> Figure:
 
 
 def kubernetes() -> Figure:
-    """What `benchmarks/kube_bench.py` measured last; its results are beside the document."""
+    """What `benchmarks/kube_bench.py` measured last; its results are beside the document.
+
+    Bars are means over seeds, dots are seeds, dashes are what the simulator foretells.
+    """
     measured = json.loads((HERE / "kubernetes-performance.json").read_text(encoding="utf-8"))
-    rows = [
-        {"mix": stream["mix"], "side": stream["side"], **one}
-        for stream in measured["streams"]
-        for one in stream["loads"]
-    ]
-    loads = sorted({row["load"] for row in rows})
-    mixes = [name for name in PUBLISHED if any(row["mix"] == name for row in rows)]
+    highest = max(stream["load"] for stream in measured["streams"])
+    streams = [stream for stream in measured["streams"] if stream["load"] == highest]
+    mixes = [name for name in PUBLISHED if any(stream["mix"] == name for stream in streams)]
     looks = {"stock": policy_style("first-fit"), "slicewise": policy_style("mfi")}
     names = {"stock": "kube-scheduler: first match", "slicewise": "slicewise"}
-    panels = {
-        "running": ("Pods running", "pods", "%.0f"),
-        "stuck": ("Pods stuck", "waiting for over 10 s, slices free", "%.1f"),
-        "fragmentation": ("Fragmentation", "mean score F over GPUs", "%.3f"),
+    rows: dict[str, tuple[str, dict[str, tuple[str, float, str]]]] = {
+        "together": (
+            "no hurry",
+            {
+                "running": ("Pods running", 1, "%.0f"),
+                "slices_share": ("Slices in use, %", 100, "%.1f"),
+                "gave_up_share": ("Pods that gave up, %", 100, "%.1f"),
+                "fragmentation": ("Fragmentation F", 1, "%.2f"),
+            },
+        ),
+        "stream": (
+            "one pod a second",
+            {
+                "running": ("Pods running", 1, "%.0f"),
+                "slices_share": ("Slices in use, %", 100, "%.1f"),
+                "stuck": ("Pods stuck", 1, "%.1f"),
+                "fragmentation": ("Fragmentation F", 1, "%.2f"),
+            },
+        ),
     }
     with house_style():
-        figure = Figure(figsize=(11, 0.8 + 3.1 * len(loads)), layout="constrained")
-        axes = figure.subplots(len(loads), len(panels), squeeze=False)
-        for load, across in zip(loads, axes, strict=True):
-            for axis, (column, (title, label, form)) in zip(across, panels.items(), strict=True):
+        figure = Figure(figsize=(13, 6), layout="constrained")
+        axes = figure.subplots(len(rows), 4)
+        for across, (part, (title, panels)) in zip(axes, rows.items(), strict=True):
+            for axis, (column, (label, times, form)) in zip(across, panels.items(), strict=True):
                 for number, (side, look) in enumerate(looks.items()):
-                    found = {
-                        row["mix"]: row[column]
-                        for row in rows
-                        if row["side"] == side and row["load"] == load
-                    }
-                    places = [place + 0.4 * (number - 0.5) for place in range(len(mixes))]
-                    bars = axis.bar(
-                        places,
-                        [found.get(mix, 0) for mix in mixes],
-                        width=0.36,
-                        color=look.colour,
-                        label=names[side],
-                    )
-                    axis.bar_label(bars, fmt=form, fontsize=7.5, color=SOFT, padding=1)
-                axis.set_title(f"{title}, offered load {100 * load:g}%")
-                axis.set_ylabel(label)
+                    for place, mix in enumerate(mixes):
+                        mine = [s for s in streams if s["mix"] == mix and s["side"] == side]
+                        found = [times * stream[part][column] for stream in mine]
+                        x = place + 0.4 * (number - 0.5)
+                        mean = sum(found) / len(found)
+                        axis.bar(
+                            x, mean, 0.36, color=look.colour, label="" if place else names[side]
+                        )
+                        if len(found) > 1:
+                            axis.plot([x] * len(found), found, ".", color="black", markersize=3)
+                        if part == "together":
+                            foretold = [times * stream["forecast"][part][column] for stream in mine]
+                            found.append(sum(foretold) / len(foretold))
+                            axis.plot(
+                                [x - 0.18, x + 0.18],
+                                [found[-1]] * 2,
+                                color="black",
+                                lw=1,
+                                label="" if place or not number else "as simulated",
+                            )
+                        axis.annotate(
+                            form % mean,
+                            (x, max(mean, *found)),
+                            (0, 3),
+                            textcoords="offset points",
+                            ha="center",
+                            fontsize=7,
+                            color=SOFT,
+                        )
+                axis.set_title(f"{label}: {title}", fontsize=9.5)
                 axis.set_xticks(range(len(mixes)), mixes)
-                axis.tick_params(axis="x", length=0, labelsize=8.5)
-                axis.set_ylim(0, max(1e-9, 1.12 * axis.get_ylim()[1]))
+                axis.tick_params(axis="x", length=0, labelsize=8)
+                axis.set_ylim(0, max(1e-9, 1.1 * axis.get_ylim()[1]))
                 light_grid(axis)
         handles, labels = axes[0][0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper left", ncols=2)
+        figure.legend(handles, labels, loc="outside upper left", ncols=3)
     return figure
 
 
