@@ -44,7 +44,7 @@ from slicewise.service.routes import Route
 from slicewise.service.table import ROUTES
 from slicewise.store import open_store
 
-EXAMPLES = int(os.environ.get("SLICEWISE_TENANT_EXAMPLES", "20"))
+EXAMPLES = int(os.environ.get("SLICEWISE_TENANT_EXAMPLES", "12"))
 """How often the machine is run; more of it finds more."""
 LOOKERS = (Role.TENANT, Role.READ_ONLY)
 ASKED = [route for route in ROUTES if route.name not in STREAMS]

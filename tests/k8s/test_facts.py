@@ -317,7 +317,12 @@ def test_a_shared_claim_is_cleared_after_its_last_pod(api: Api, nodes: Nodes, sp
     assert "allocation" in status(api, space, "shared")
     api.delete(f"{pods_in(space)}/b")
     until_cleared(api, space, "shared")
-    assert FINALIZER not in api.get(f"{claims_in(space)}/shared")["metadata"].get("finalizers", [])
+
+    def finalizers() -> list[str]:
+        found: list[str] = api.get(f"{claims_in(space)}/shared")["metadata"].get("finalizers", [])
+        return found
+
+    until("another write has let it go", lambda: FINALIZER not in finalizers())
 
 
 def test_the_allocation_of_a_pod_that_was_never_bound_goes_with_it(
