@@ -396,7 +396,7 @@ def tell(found: dict[str, Any]) -> Iterator[str]:
     yield f"  the best of each: {verdict(told['best_to_best'], TARGET_RATIO)}"
     yield "group commit to a commit for every request:"
     for clients, ratio in told["group_to_single"].items():
-        yield f"  {clients:7} {ratio:.2f} over HTTP"
+        yield f"  {clients:7} {verdict(ratio, TARGET_GROUP)} over HTTP"
     pair = found["writer"][0]
     group = statistics.median(pair["group_per_second"] for pair in found["writer"])
     single = statistics.median(pair["single_per_second"] for pair in found["writer"])
