@@ -291,7 +291,7 @@ def _allocate(plane: Plane, link: Noting, admin: Link, space: str) -> None:
             if fresh.status.allocation is None:
                 grant = Grant(fresh, ("slice",), seats)
                 with suppress(SlicewiseError):
-                    pen.allocate(Decision("p", "uid", "nowhere", (grant,), True, classes))
+                    pen.allocate(Decision("p", "nowhere", (grant,), True, classes))
         given = admin.get(path, ResourceClaim)
         assert given.status.allocation is not None
         pens[0].confirm(given, True, "nobody else has these slices")

@@ -68,7 +68,7 @@ class Claims:
 
 def decision(*names: str) -> Decision:
     grants = tuple(Grant(claim(name), ("r",), SEATS) for name in names)
-    return Decision("team/p", "uid-p", "n1", grants, False, {})
+    return Decision("team/p", "n1", grants, False, {})
 
 
 def pen(api: Claims, valid: int = 1000) -> Pen:
@@ -125,6 +125,20 @@ def test_a_claim_that_goes_meanwhile_is_no_trouble() -> None:
     assert not caught.value.refused
     assert pen(api).deallocate(claim("a", seats=[("n1", "d0")])) is None
     assert pen(api).confirm(claim("a", seats=[("n1", "d0")]), True, "why") is None
+
+
+def test_a_confirmation_that_is_refused_is_to_be_tried_again_after_a_while() -> None:
+    api = Claims("a")
+    (written,) = pen(api).allocate(decision("a"))
+    api.faults = {"status": [REFUSED]}
+    pauses: list[float] = []
+    patient = Pen(api, lambda: True, pauses.append)  # type: ignore[arg-type]
+    with pytest.raises(ApiError):
+        patient.confirm(written, True, "why")
+    assert len(pauses) == 1
+    confirmed = patient.confirm(written, True, "why")
+    assert confirmed is not None
+    assert confirmed.status.devices
 
 
 def test_nothing_is_written_once_the_lease_is_over() -> None:

@@ -323,7 +323,6 @@ class Decider:
             self.writing.add(claim.metadata.uid)
         decision = Decision(
             key,
-            wish.pod.metadata.uid,
             node,
             tuple(grants),
             self._rivals.expected(self.clock()),

@@ -270,6 +270,7 @@ class Hand:
             if result is not None:
                 self._take_in(result)
             elif error is not None and (known := self._known(claim)) is not None:
+                log.warning("claim %s is not decided upon yet: %s", claim.metadata.key, error)
                 self._hold_back(known)
 
         self._in_background(lambda: self._pen.confirm(claim, confirmed, why), judged)

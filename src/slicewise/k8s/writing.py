@@ -38,6 +38,8 @@ LEADER = "slicewise.dev/leader"
 """The annotation by which a new leader shuts out the old one."""
 
 _AGAIN_SECONDS = 0.2
+_REFUSED_SECONDS = 5.0
+"""Before a confirmation is tried again that the API refused: its pod waits for nothing else."""
 """How long to wait where the API did not answer."""
 
 _decode = msgspec.json.Decoder(ResourceClaim).decode
@@ -73,7 +75,6 @@ class Decision:
     """Devices for all claims of a pod, on one node."""
 
     pod: str
-    uid: str
     node: str
     grants: tuple[Grant, ...]
     tentative: bool
@@ -171,10 +172,13 @@ class Pen:
                 if there is None or there.status.allocation != allocation:
                     return None
                 claim = there
+            except MissingError:
+                return None
             except UnreachableError:
                 self._pause(_AGAIN_SECONDS)
             except ApiError:
-                return None
+                self._pause(_REFUSED_SECONDS)
+                raise
 
     def fence(self, classes: Mapping[str, DeviceClass], identity: str) -> list[ResourceClaim]:
         """Shut out whoever led before: touch every claim it might still give devices to.
