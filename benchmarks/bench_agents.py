@@ -111,7 +111,7 @@ class Agents:
             for number in range(self._count):
                 self._launch(admin, number)
                 if number % _AT_ONCE == _AT_ONCE - 1 or number == self._count - 1:
-                    while sum(node.managed for node in admin.nodes()) <= number:
+                    while sum(node.managed and not node.holds for node in admin.nodes()) <= number:
                         self._insist()
                         time.sleep(0.05)
         return time.perf_counter() - begun

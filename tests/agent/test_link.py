@@ -17,7 +17,13 @@ import pytest
 from tests.agent.service import TOKEN, TinyService, serving
 from tests.agent.simulated import World
 
-from slicewise.agent.agent import FIGURES_SECONDS, LOOK_SECONDS, Worker, boot_id
+from slicewise.agent.agent import (
+    FIGURES_SECONDS,
+    LOOK_SECONDS,
+    REPEAT_SECONDS,
+    Worker,
+    boot_id,
+)
 from slicewise.agent.carrying import growing_wait
 from slicewise.agent.conversation import Conversation, Pace
 from slicewise.agent.link import Link, RefusedError, Service, UnreachableError
@@ -150,6 +156,32 @@ def test_what_is_wanted_arrives_and_news_is_sent(tiny: TinyService, token_file: 
         assert ends == []
 
 
+def test_every_hello_is_followed_by_a_report(tiny: TinyService, token_file: Path) -> None:
+    """Until then nothing is placed on the node, so a service that forgets must not wait long."""
+
+    def both(times: int) -> Callable[[], bool]:
+        return lambda: len(tiny.hellos) == len(tiny.reports) == times
+
+    with talking(Service.named(tiny.url, token_file)) as (talk, _):
+        talk.hello(HELLO)
+        talk.report(NEWS)
+        for number in range(1, 6):
+            until(tiny, both(number))
+            # The session is forgotten, and there is nothing new to say.
+            with tiny.changing():
+                tiny.refusals = [(409, {"reason": "unknown", "detail": "no such session"})]
+        until(tiny, both(6))
+        spoken = [path for path in tiny.requests if path.startswith("POST")]
+        assert spoken == ["POST /v1/agent/hello", "POST /v1/agent/report"] * 6
+        # The session is known, and what was said in it is not: an older state was restored.
+        last = len(tiny.requests) - tiny.requests[::-1].index("POST /v1/agent/hello")
+        until(tiny, lambda: tiny.requests[last:].count("GET /v1/agent/desired") >= 2)
+        with tiny.changing():
+            tiny.seq -= 3
+        until(tiny, lambda: len(tiny.reports) == 7)
+        assert len(tiny.hellos) == 6
+
+
 def test_it_goes_on_after_refusals_and_silence(
     tiny: TinyService, token_file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -242,10 +274,12 @@ class Desk:
 def test_reports_are_sent_for_news_and_now_and_then_while_something_runs(tmp_path: Path) -> None:
     world = World(tmp_path)
     desk = Desk(world)
-    for _ in range(30):
+    for _ in range(int(REPEAT_SECONDS / LOOK_SECONDS)):
         desk.turn()
     assert len(desk.hellos) == 1
     assert len(desk.said) == 1, "nothing runs and nothing is new"
+    desk.turn()
+    assert desk.said[1] == desk.said[0], "now and then it is said all the same"
     world.office.place("a", "GPU-0", "1g.6gb", 0, 1)
     desk.worker.want(world.office.desired())
     desk.turn()

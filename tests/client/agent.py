@@ -39,6 +39,8 @@ class Agent:
         answer = self.http.post("/v1/agent/hello", json=body)
         assert answer.status_code == 200, answer.text
         self.session = answer.json()["session"]
+        report = {"session": self.session, "gpus": body["gpus"]}
+        assert self.http.post("/v1/agent/report", json=report).status_code == 200
 
     def report(self, *instances: dict[str, Any], foreign: tuple[Any, ...] = ()) -> None:
         body = {

@@ -59,6 +59,8 @@ class Box:
     said: list[ReportBody] = field(default_factory=list)
     given_up: set[tuple[str, int]] = field(default_factory=set)
     made: int = 0
+    met: set[str] = field(default_factory=set)
+    """UUIDs of what somebody else had made when the session began."""
 
     # The hardware
 
@@ -118,6 +120,7 @@ class Box:
         status, answer = office.ask(command)
         if status == 200:
             self.session = answer["session"]
+            self.met = {thing.uuid for thing in self.things if thing.strange}
             self.heard = None
             self.given_up.clear()
         return status

@@ -35,6 +35,7 @@ from slicewise.control.image import image_of, restore
 from slicewise.control.views import desired_view
 from slicewise.core.errors import SlicewiseError
 from slicewise.core.geometry import Geometry, Profile
+from slicewise.store.occupancy import Occupancy
 
 H200 = record_of(load_geometry("H200-141GB"))
 
@@ -68,8 +69,10 @@ class Site:
         catalog: Any = H200,
         fail: bool = False,
         off: tuple[str, ...] = (),
+        reports: bool = True,
         **changes: Any,
     ) -> Any:
+        """Begin a session; unless told otherwise, with a report that nothing is there."""
         if gpus is not None:
             self.gpus = gpus
         body = {
@@ -84,6 +87,8 @@ class Site:
         got, said = self.office.ask(command)
         assert got == status, said
         self.session = said.get("session", self.session)
+        if reports and status == 200:
+            self.report(gpus=body["gpus"])
         return said
 
     def report(
@@ -487,6 +492,100 @@ def test_an_agent_that_is_lost_holds_its_node_and_frees_nothing() -> None:
     assert site.node.holds == {}, "a report is a sign of life"
 
 
+def test_nothing_is_placed_on_a_node_before_its_agent_has_said_what_is_there() -> None:
+    site = Site(gpus=("GPU-0",), reports=False)
+    why = "its agent has not said yet what is there"
+    assert site.node.holds == {"unreported": why}
+    status, said = site.office.create("3g.71gb")
+    assert (status, said["reason"]) == (409, "capacity")
+    lost = said["detail"]
+    waiting = site.create("3g.71gb", wait=100.0)
+    assert waiting["state"] == "queued"
+    site.office.ask(Heard("g"))
+    assert site.node.holds == {"unreported": why}, "to be heard of is not enough"
+    site.report(foreign=(stranger(start=0),))
+    assert site.node.holds == {}
+    (part,) = site.state.allocations[waiting["id"]].parts
+    assert part.start == 4, "the queue was served, and went around what is there"
+    assert site.node.agent.foreign["MIG-x"].blocks
+
+    # What is said today of a node whose agent is silent.
+    site.office.release(waiting["id"])
+    site.report({"allocation": waiting["id"], "index": 0, "phase": "gone"})
+    site.office.ask(Lost("g", site.session, 1000.0))
+    status, said = site.office.create("3g.71gb")
+    assert (status, said["reason"], said["detail"]) == (409, "capacity", lost)
+
+
+def test_every_session_has_its_own_first_report() -> None:
+    site = Site(gpus=("GPU-0",))
+    old = site.session
+    one = site.create("1g.18gb")
+    site.active(one)
+    site.hello(reports=False)
+    assert set(site.node.holds) == {"unreported"}
+    assert site.state.allocations[one["id"]].state == "active", "what is there stays"
+    assert site.office.create("3g.71gb")[0] == 409
+    site.report(session=old, status=409)
+    assert set(site.node.holds) == {"unreported"}, "what another session says does not count"
+    site.report(foreign=(stranger(start=0),))
+    assert site.node.holds == {}
+    rows = len(site.office.rows)
+    site.report(foreign=(stranger(start=0),))
+    assert len(site.office.rows) == rows
+
+
+def test_other_holds_neither_lift_nor_outlive_the_wait_for_a_report() -> None:
+    why = ("1g.18gb: the driver offers starts 0-5, the catalog 0-6",)
+    site = Site(geometry=other_geometry(), disagreements=why, reports=False)
+    assert set(site.node.holds) == {"geometry", "unreported"}
+    site.office.ask(Lost("g", site.session, 1000.0))
+    assert set(site.node.holds) == {"geometry", "unreported", "unknown"}
+    assert set(site.office.ask(Accept("g"))[1]["holds"]) == {"unreported", "unknown"}
+    assert site.office.create("1g.18gb")[0] == 409
+    rows = len(site.office.rows)
+    site.report()
+    assert site.node.holds == {}
+    assert len(site.office.rows) == rows + 1, "both are lifted at once"
+
+
+def test_what_a_first_report_does_not_tell_of_stays_held() -> None:
+    site = Site(reports=False)
+    site.report(gpus=[{"uuid": "GPU-0", "mig": True, "problem": "it cannot be read"}])
+    assert site.node.holds == {}
+    assert site.holds() == {
+        0: {"problem": "it cannot be read"},
+        1: {"missing": "GPU-1 is not there"},
+    }
+    assert site.office.create("1g.18gb")[0] == 409
+
+
+def test_whoever_follows_the_journal_never_sees_free_what_is_not() -> None:
+    """The node is let go of in the last row of a report, when all it told is known."""
+    site = Site(gpus=("GPU-0",), reports=False)
+    before = len(site.office.rows)
+    site.report(foreign=(stranger(),))
+    kinds = [type(row.entry).__name__ for row in site.office.rows[before:]]
+    assert kinds == ["ForeignSeen", "NodeHeld"]
+
+
+def test_the_wait_for_a_report_outlives_a_restart_of_the_service() -> None:
+    site = Site(gpus=("GPU-0",), reports=False)
+    waiting = site.create("3g.71gb", wait=100.0)
+    image = image_of(site.state)
+    replayed = site.office.fresh()
+    for row in site.office.rows:
+        replayed.apply(msgspec.structs.replace(row, entry=decode(encode(row.entry))))
+    restored = restore(decode_image(encode_image(image)), site.office.fresh())
+    for state in (replayed, restored):
+        assert image_of(state) == image
+        site.office = Office(state=state, first_id=1000)
+        assert set(site.node.holds) == {"unreported"}
+        assert site.office.create("1g.18gb")[0] == 409
+        site.report(foreign=(stranger(start=0),))  # the session goes on with whoever leads
+        assert state.allocations[waiting["id"]].parts[0].start == 4
+
+
 # What is nobody's
 
 
@@ -673,3 +772,46 @@ def test_a_journal_from_before_there_were_agents_is_read_as_it_was() -> None:
     assert (status, said["state"]) == (200, "released")
     assert "phase" not in said
     assert office.state.nodes["n0"].instances == 0
+
+
+BEFORE_REPORTS = [
+    b'{"kind":"tenant-set","tenant":"acme"}',
+    b'{"kind":"model-entered","geometry":' + msgspec.json.encode(H200) + b"}",
+    b'{"kind":"node-added","node":"g","model":"H200-141GB","gpus":1,"first":0}',
+    b'{"kind":"agent-joined","node":"g","session":"s1.1000.","boot":"b1","driver":"580",'
+    b'"version":"1.0","since":1.0,"gpus":["GPU-0"]}',
+    b'{"kind":"allocated","allocation":{"id":"a1","tenant":"acme","want":'
+    b'{"profile":"3g.71gb"},"requested":1.0,"placed":1.0,"parts":[{"node":"g","gpu":0,'
+    b'"model":"H200-141GB","profile":"3g.71gb","start":4,"size":4,"compute":3,'
+    b'"memory_gb":71.0,"phase":"placed","gpu_uuid":"GPU-0"}]}}',
+]
+"""As an older version wrote it: a session without its hold, and something placed in it."""
+FOUND_LATER = [
+    b'{"kind":"foreign-seen","node":"g","name":"MIG-x","foreign":{"gpu":0,"uuid":"MIG-x",'
+    b'"profile":"3g.71gb","start":4,"size":4}}',
+    b'{"kind":"gpu-held","node":"g","gpu":0,"reasons":{"foreign":"it is in the way"}}',
+]
+"""And what the session's first report told then: somebody else has been there."""
+
+
+def test_a_journal_from_before_first_reports_were_waited_for_is_read_as_it_was() -> None:
+    for journal in (BEFORE_REPORTS, BEFORE_REPORTS + FOUND_LATER):
+        site = Site.__new__(Site)
+        site.office, site.session, site.gpus = Office(), "s1.1000.", ("GPU-0",)
+        twin = Occupancy()
+        for seq, data in enumerate(journal, 1):
+            entry = decode(data)
+            assert twin.take(entry) == []
+            site.state.apply(Row(seq, 1.0, "t", entry))
+        assert site.node.holds == {}
+        image = image_of(site.state)
+        assert image_of(restore(decode_image(encode_image(image)), site.office.fresh())) == image
+        # From here on all is as it is now: what met is told, and the next session waits.
+        failed = {"allocation": "a1", "index": 0, "phase": "failed", "detail": "taken"}
+        site.report(failed, foreign=(stranger(),))
+        site.report({"allocation": "a1", "index": 0, "phase": "gone"}, foreign=(stranger(),))
+        assert site.node.agent.foreign["MIG-x"].blocks
+        assert not site.holds()
+        assert site.node.holds == {}
+        site.hello(reports=False)
+        assert set(site.node.holds) == {"unreported"}

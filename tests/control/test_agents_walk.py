@@ -114,6 +114,17 @@ def own_are_covered(state: State, boxes: list[Box]) -> None:
                 assert covered(state, box, thing), (owner, thing)
 
 
+def strangers_are_covered(state: State, boxes: list[Box]) -> None:
+    """What somebody else had made before an agent's session began is in nobody's way, ever."""
+    for box in boxes:
+        node = state.nodes.get(box.name)
+        if node is None or node.agent is None or node.agent.session != box.session:
+            continue
+        for thing in box.things:
+            if thing.uuid in box.met and thing.gpu in node.agent.gpus:
+                assert covered(state, box, thing), thing
+
+
 def _command(rng: random.Random, office: Office, boxes: list[Box]) -> Command:
     state = office.state
     living = list(state.allocations)
@@ -210,6 +221,7 @@ def test_whatever_agents_do_the_books_are_true(seed: int, steps: int) -> None:
         watch.look(office)
         books(office.state, watch.twin)
         own_are_covered(office.state, boxes)
+        strangers_are_covered(office.state, boxes)
 
     # Read from the journal, and from an image, by way of what is really written.
     image = image_of(office.state)

@@ -44,12 +44,16 @@ class Agent:
             "gpus": [{"uuid": uuid, "mig": True, "problem": ""} for uuid in self.gpus],
         } | changes
 
-    def hello(self, status: int = 200, **changes: Any) -> Any:
-        answer = self.house.post("/v1/agent/hello", self.body(**changes), token=self.token)
+    def hello(self, status: int = 200, reports: bool = True, **changes: Any) -> Any:
+        """Begin a session; unless told otherwise, with a report that nothing is there."""
+        body = self.body(**changes)
+        answer = self.house.post("/v1/agent/hello", body, token=self.token)
         assert answer.status_code == status, answer.text
         if status == 200:
             self.session = answer.json()["session"]
             self.seq = 0
+            if reports:
+                self.report(gpus=body["gpus"])
         return answer.json()
 
     def path(self, wait: int) -> str:
@@ -136,6 +140,25 @@ def test_an_instance_from_placed_to_gone(house: House, agent: Agent) -> None:
     (listed,) = house.get("/v1/allocations?state=released").json()["allocations"]
     assert listed["id"] == made["id"]
     assert agent.desired() == []
+
+
+def test_a_node_takes_nothing_before_its_agent_has_reported(house: House) -> None:
+    agent = Agent(house, gpus=("GPU-0",))
+    agent.hello(reports=False)
+    why = {"unreported": "its agent has not said yet what is there"}
+    assert house.get("/v1/nodes/gpu-07").json()["holds"] == why
+    body = {"profile": "3g.71gb"}
+    refused = house.post("/v1/allocations", body)
+    assert (refused.status_code, refused.json()["reason"]) == (409, "capacity")
+    waits = house.post("/v1/allocations", body | {"wait_seconds": 600})
+    assert waits.status_code == 202
+    assert agent.desired() == [], "a poll is no report"
+    assert house.get("/v1/nodes/gpu-07").json()["holds"] == why
+    stranger = {"gpu": "GPU-0", "uuid": "MIG-x", "profile": "3g.71gb", "start": 4, "size": 4}
+    agent.report(foreign=[stranger])
+    assert house.get("/v1/nodes/gpu-07").json()["holds"] == {}
+    (wanted,) = agent.desired()
+    assert (wanted["allocation"], wanted["start"]) == (waits.json()["id"], 0)
 
 
 def test_a_poll_is_answered_when_something_changes(house: House, agent: Agent) -> None:

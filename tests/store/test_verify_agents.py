@@ -11,14 +11,16 @@ import msgspec
 import pytest
 from tests.control.box import Box
 from tests.control.office import A100, Office
-from tests.control.test_agents import Site, stranger
+from tests.control.test_agents import BEFORE_REPORTS, FOUND_LATER, Site, stranger
 from tests.control.test_agents_walk import _agent_step, _command
 from tests.store.busy import START
 from tests.store.test_verify import Papers
 
 from slicewise.control.commands import Heard, Lost
+from slicewise.control.entries import Row, decode
 from slicewise.control.image import image_of
 from slicewise.control.state import State
+from slicewise.control.writer import load
 from slicewise.core.cluster import Cluster
 from slicewise.store import open_store, verify
 from slicewise.store.sql import SqlStore
@@ -105,6 +107,37 @@ def test_a_journal_that_begins_at_an_image_is_clean(tmp_path: Path) -> None:
     fill(store, seed=5)
     papers = Papers(store)
     assert verify(papers.cut()).findings == []
+    store.close()
+
+
+@pytest.mark.parametrize("told", [0, len(FOUND_LATER)])
+def test_a_journal_from_before_first_reports_were_waited_for_is_clean(
+    tmp_path: Path, told: int
+) -> None:
+    """It is clean as it is, and when the service goes on with it."""
+    store = open_store(tmp_path)
+    epoch = store.lead("test", "http://127.0.0.1:1", 60)
+    assert epoch is not None
+    journal = BEFORE_REPORTS + FOUND_LATER[:told]
+    rows = [Row(seq, START, "t", decode(data)) for seq, data in enumerate(journal, 1)]
+    store.append(epoch, rows, [])
+    assert verify(store).findings == []
+    site = Site.__new__(Site)
+    site.office, site.session, site.gpus = Office(), "s1.1000.", ("GPU-0",)
+    site.office = Office(state=load(store, site.office.fresh()), first_id=1000)
+    site.office.now = START
+    failed = {"allocation": "a1", "index": 0, "phase": "failed", "detail": "taken"}
+    site.report(failed, foreign=(stranger(),))
+    site.hello(reports=False)
+    waits = site.create("1g.18gb", wait=100.0)
+    assert waits["state"] == "queued"
+    site.report({"allocation": "a1", "index": 0, "phase": "gone"}, foreign=(stranger(),))
+    assert site.state.allocations[waits["id"]].state == "placed"
+    store.append(epoch, site.office.rows, [])
+    store.keep_image(image_of(site.state))
+    report = verify(store)
+    assert report.findings == []
+    assert report.images == 1
     store.close()
 
 

@@ -36,6 +36,9 @@ LOOK_SECONDS = 10.0
 """How often the driver is asked what there is; the service is not bothered with it."""
 FIGURES_SECONDS = 60.0
 """How often figures are reported while something runs and nothing else is new."""
+REPEAT_SECONDS = 600.0
+"""How often all is reported once more while nothing runs: a service that was restored from a backup
+may have lost what it was told, and takes no instances here before it knows."""
 MANAGERS_SECONDS = 60.0
 ENDED, AGAIN, SUPERSEDED = 0, 1, 3
 """Exit statuses: asked to end; to be started again; another agent has this node's token."""
@@ -128,7 +131,8 @@ class Worker:
         short, now = essence(body), self._clock()
         standings = [self.carrier.standing(item) for item in self.carrier.desired.instances]
         running = any(standing.phase is Phase.ACTIVE for standing in standings)
-        if short == self._told and not (running and now >= self._told_at + FIGURES_SECONDS):
+        often = FIGURES_SECONDS if running else REPEAT_SECONDS
+        if short == self._told and now < self._told_at + often:
             return
         self._told, self._told_at = short, now
         self.say(body, urgent)

@@ -12,7 +12,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import quote
 
 from slicewise.agent.carrying import growing_wait
@@ -216,6 +216,10 @@ class Conversation:
             if session != self._session or self._closed:
                 return 0.0
             self._after = desired.seq
+            if desired.seq < after and self._letter is not None:
+                # It was restored from a backup, and may not know what it was told: once more.
+                self._letter = replace(self._letter, number=self._letter.number + 1)
+                self._changed.notify_all()
         self._wanted(desired)
         # A service that does not hold polls open must not be asked without end.
         hurried = desired.seq == after and self._clock() - begun < min(1.0, wait / 2)

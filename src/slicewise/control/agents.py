@@ -28,7 +28,7 @@ from slicewise.control.state import NodeStanding
 from slicewise.control.views import node_view
 from slicewise.control.wire import moment
 
-GEOMETRY, UNKNOWN = "geometry", "unknown"
+GEOMETRY, UNKNOWN, UNREPORTED = "geometry", "unknown", "unreported"
 """Why a whole node may be held."""
 MIG, PROBLEM, MISSING, FOREIGN = "mig", "problem", "missing", "foreign"
 """Why a GPU may be held."""
@@ -46,7 +46,11 @@ class Agents:
     # Sessions
 
     def hello(self, command: Hello) -> Answer:
-        """Register the node, or check it against what is known, and begin a session."""
+        """Register the node, or check it against what is known, and begin a session.
+
+        What somebody else made there is known with the session's first report: until then nothing
+        new is placed on the node, or it might meet that.
+        """
         body = command.said
         uuids = _uuids(body)
         if len(set(uuids)) != len(uuids):
@@ -65,7 +69,7 @@ class Agents:
         assert agent is not None  # it has just joined
         quarrel = (*body.disagreements, *quarrel)
         holds = {GEOMETRY: "; ".join(quarrel)} if quarrel and not agent.accepted else {}
-        self.hold_node(node, holds)
+        self.hold_node(node, holds | {UNREPORTED: "its agent has not said yet what is there"})
         self.hold_gpus(node, agent, body.gpus)
         return said(200, SessionView(session=agent.session, node=node.name))
 
@@ -191,7 +195,7 @@ class Agents:
             )
         if not node.agent.accepted:
             self._ledger.enter(GeometryAccepted(node.name))
-        self.hold_node(node, {k: v for k, v in node.holds.items() if k != GEOMETRY})
+        self._lift(node, GEOMETRY)
         return said(200, node_view(self._state, node))
 
     # Holds
@@ -199,13 +203,15 @@ class Agents:
     def heard(self, command: Heard) -> Answer:
         """An agent is there again."""
         node = self._ledger.node(command.node)
-        self.lift_unknown(node)
+        self._lift(node, UNKNOWN)
         return said(200, node_view(self._state, node))
 
-    def lift_unknown(self, node: NodeStanding) -> None:
-        """The node's agent was heard of."""
-        if UNKNOWN in node.holds:
-            self.hold_node(node, {k: v for k, v in node.holds.items() if k != UNKNOWN})
+    def reported(self, node: NodeStanding) -> None:
+        """The node's agent was heard of, and what it said is there has been entered."""
+        self._lift(node, UNKNOWN, UNREPORTED)
+
+    def _lift(self, node: NodeStanding, *gone: str) -> None:
+        self.hold_node(node, {k: v for k, v in node.holds.items() if k not in gone})
 
     def lost(self, command: Lost) -> Answer:
         """Nobody knows how a node is doing: it takes nothing new, and nothing there is freed."""

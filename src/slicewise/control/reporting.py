@@ -37,11 +37,11 @@ class Reporting:
         """One report."""
         body = command.said
         node, agent = self._agents.session(command.node, body.session)
-        self._agents.lift_unknown(node)
         for one in body.instances:
             self._instance(node.name, one)
         self._strangers.take(node, agent, body)
         self._agents.hold_gpus(node, agent, body.gpus)
+        self._agents.reported(node)  # last: nobody who follows row by row sees room too early
         return said(200, ReportView(seq=self._state.seq))
 
     def _instance(self, node: str, one: InstanceReport) -> None:

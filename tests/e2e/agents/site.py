@@ -220,6 +220,13 @@ class Site:
         said: dict[str, Any] = self.ask("POST", "/v1/allocations", body, status)
         return said
 
+    def allocate_soon(self, profile: str) -> dict[str, Any]:
+        """A new allocation, which waits where an agent has only just begun."""
+        body = {"profile": profile, "wait_seconds": 600}
+        status, said = self.server.ask("POST", "/v1/allocations", body)
+        assert status in (201, 202), f"{status} {said}\n{self.server.last_lines()}"
+        return dict(said)
+
     def allocation(self, identity: str) -> dict[str, Any]:
         """An allocation as it is now."""
         said: dict[str, Any] = self.ask("GET", f"/v1/allocations/{identity}")
@@ -300,12 +307,12 @@ class Site:
         return seen
 
     def until_ready(self, node: Node) -> None:
-        """Wait until an agent that was started is heard of."""
+        """Wait until an agent that was started has said what is there."""
         self.until(lambda: self._known(node), f"{node.name} is known")
 
     def _known(self, node: Node) -> bool:
         status, said = self.server.ask("GET", f"/v1/nodes/{node.name}")
-        if status != 200 or said["agent"] is None or "unknown" in said["holds"]:
+        if status != 200 or said["agent"] is None or {"unknown", "unreported"} & {*said["holds"]}:
             return False
         before, node.session = node.session, said["agent"]["session"]
         return before != node.session

@@ -6,17 +6,11 @@ import random
 import signal
 
 from tests.e2e.agents.conftest import OpenSite
-from tests.e2e.agents.site import Node, Site, SteadyServer
+from tests.e2e.agents.site import SteadyServer
 from tests.e2e.conftest import Tell
 from tests.postgres import the_server
 
 TURNS = ("kill", "stop", "pause")
-
-
-def foreign_on(site: Site, node: Node) -> int:
-    """How many foreign instances the service knows of; they come with the first report."""
-    status, said = site.server.ask("GET", f"/v1/nodes/{node.name}")
-    return int(said["foreign"]) if status == 200 else 0
 
 
 def test_agents_follow_the_leader(open_site: OpenSite, seed: int, rounds: int, tell: Tell) -> None:
@@ -33,7 +27,6 @@ def test_agents_follow_the_leader(open_site: OpenSite, seed: int, rounds: int, t
         node.url = f"{other.url},{leader.url}"  # the first of them follows, and says who leads
         node.start()
         site.until_ready(node)
-        site.until(lambda: foreign_on(site, node), "what is foreign on it is known")
         held: list[str] = []
         for turn in TURNS * rounds:
             made = [site.allocate("1g.18gb")["id"] for _ in range(rng.randint(1, 3))]

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.agents.site import MODEL, Node, Site
+from tests.e2e.agents.conftest import OpenSite
+from tests.e2e.agents.site import MODEL, Node, Site, failures
 from tests.e2e.conftest import Tell
 from tests.e2e.server import PATIENCE_SECONDS
 
@@ -73,6 +74,36 @@ def test_blocked_adopted_and_evicted(site: Site, tell: Tell) -> None:
     site.settle()
     assert [one.start for one in node.machine.instances()] == [small["start"]]
     tell("foreign: 2 blocked (1 before, 1 after the start), 1 adopted and released, 1 evicted")
+
+
+def test_what_waits_goes_around_what_was_there_before_the_agent(
+    open_site: OpenSite, tell: Tell
+) -> None:
+    """Whoever waits is served with the agent's first report, and not with its hello.
+
+    With the hello it would meet what is foreign there every time: the agent leaves that alone, and
+    the allocation fails.
+    """
+    site = open_site("agents.lost_seconds=1")
+    node = site.node(gpus=1)
+    node.put_foreign(0, "1g.18gb", 6)
+    waits = site.allocate("3g.71gb", status=202, wait_seconds=600)
+    node.start()
+    seen = site.until_state(waits["id"], "active", "failed")
+    assert (seen["state"], seen["start"]) == ("active", 0), seen["detail"]
+
+    # Once more, at another start: what came while no agent was there.
+    assert node.stop() == 0
+    site.until(lambda: "unknown" in site.detail(node.name)["holds"], "the node is unknown")
+    node.put_foreign(0, "1g.18gb", 4)
+    waits = site.allocate("1g.18gb", status=202, wait_seconds=600)
+    node.start()
+    seen = site.until_state(waits["id"], "active", "failed")
+    assert (seen["state"], seen["start"]) == ("active", 5), seen["detail"]
+    site.settle()
+    assert failures(site) == []
+    assert node.foreign_left() == node.foreign
+    tell("2 starts of an agent with requests waiting: both went around what was foreign there")
 
 
 def test_a_foreign_instance_of_a_profile_nobody_knows(site: Site) -> None:

@@ -29,7 +29,7 @@ SAMPLE = 12
 
 def life(site: Site, profile: str = "2g.35gb") -> None:
     """An instance is made, used and released, whatever happens to the agent meanwhile."""
-    made = site.allocate(profile)
+    made = site.allocate_soon(profile)
     seen = site.until_state(made["id"], "active", "failed")
     assert seen["state"] == "active", site.told()
     site.release(made["id"])
@@ -76,7 +76,7 @@ def test_agent_killed_at_every_step(
         life(site)
         if not node.machine.struck(fault) and node.runs:
             # What an agent reads but once is read by the next one: another life, in two halves.
-            made = site.allocate("2g.35gb")
+            made = site.allocate_soon("2g.35gb")
             node.stop()
             node.start()
             site.until_state(made["id"], "active")
