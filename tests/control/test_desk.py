@@ -278,6 +278,34 @@ def test_whoever_waits_is_served_when_room_appears(office: Office) -> None:
     assert office.state.allocations[waits["id"]].state == "placed"
 
 
+def test_one_that_only_asked_does_not_cost_those_who_wait_their_turn() -> None:
+    office = Office(discipline=Discipline(backfill=0))
+    office.tenant()
+    office.node(gpus=2)
+    _, first = office.create("7g.80gb")
+    office.create("7g.80gb")
+    _, waits = office.create("7g.80gb", wait=60)
+    # Together in one batch: room appears, and somebody more urgent asks for more than there is.
+    office.desk.decide(Release(first["id"]), "tester", office.now)
+    urgent = Terms(Want(profile="7g.80gb"), count=2, priority=5)
+    assert office.desk.decide(Create("acme", urgent), "tester", office.now).status == 409
+    office.desk.serve_queue(office.now)
+    assert office.state.allocations[waits["id"]].state == "placed"
+
+
+def test_leases_that_ended_early_are_not_kept(office: Office) -> None:
+    replica = office.fresh()  # nobody asks it for leases that are over
+    for _ in range(250):
+        _, body = office.create("1g.10gb", lease=3600.0)
+        office.release(body["id"])
+    _, last = office.create("1g.10gb", lease=60.0)
+    for row in office.rows:
+        replica.apply(row)
+    assert len(replica._leases) < 150
+    office.wait(60)
+    assert last["id"] not in office.state.allocations
+
+
 def test_whoever_waits_too_long_is_told(office: Office) -> None:
     office.create("7g.80gb")
     _, waits = office.create("3g.40gb", wait=60)

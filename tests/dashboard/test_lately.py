@@ -191,6 +191,33 @@ def test_rows_that_are_not_at_hand_come_from_the_store(
     assert asked
 
 
+def test_a_clock_that_is_set_back_does_not_stop_the_points(house: House) -> None:
+    site = house.service.site
+    kept = History(house.service.plant, lambda: site.capacity)
+    for seconds in (10, -3600, 10):
+        house.clock.now += seconds
+        house.run(kept.look())
+    assert len(kept.samples(86400)) == 4  # three, and the one that is not over
+
+
+def test_a_store_that_fails_at_the_start_loses_no_rejections(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.node(gpus=1)
+    house.post("/v1/allocations", {"profile": "7g.80gb", "count": 2})
+    site, store = house.service.site, house.service.plant.store
+
+    def fail(**asked: object) -> list[Row]:
+        raise StoreError("gone fishing")
+
+    kept = History(house.service.plant, lambda: site.capacity)
+    with monkeypatch.context() as away:
+        away.setattr(store, "history", fail)
+        house.run(kept.look())
+    house.run(kept.look())
+    assert len(kept.rejections(None, 9)) == 1
+
+
 def test_a_store_that_fails_loses_nothing(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     house.node(gpus=1)
     lately(house)

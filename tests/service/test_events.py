@@ -111,6 +111,30 @@ def test_nothing_new_keeps_the_place(busy: House, monkeypatch: pytest.MonkeyPatc
     assert int(last) <= seq
 
 
+def test_what_concerns_others_does_not_silence_a_stream(
+    busy: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "HEARTBEAT_SECONDS", 0.02)
+    token = busy.tenant("acme")
+
+    async def read() -> str:
+        async def others() -> None:
+            from slicewise.control.commands import Cordon, Uncordon
+
+            while True:
+                await busy.service.plant.ask(Cordon("n1"), "tester")
+                await busy.service.plant.ask(Uncordon("n1"), "tester")
+
+        async with busy.stream("/v1/events", token=token) as reader:
+            await reader.block()
+            working = asyncio.create_task(others())
+            block = await reader.block()
+            working.cancel()
+            return block
+
+    assert busy.run(read()).startswith(": nothing new\nid: ")
+
+
 def test_a_slow_reader_misses_nothing(busy: House) -> None:
     """It holds nothing up, costs no memory, and reads on where it was."""
     busy.service.plant.replica._recent = type(busy.service.plant.replica._recent)(maxlen=3)

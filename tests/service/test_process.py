@@ -330,6 +330,21 @@ def test_a_journal_that_cannot_be_followed_ends_the_process(
     assert ready.status_code == 503
 
 
+def test_a_follower_that_fails_ends_the_process(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    standby = house.open("second")
+
+    def odd(after: int, seconds: float) -> bool:
+        raise RuntimeError("impossible")
+
+    monkeypatch.setattr(house.store, "wait_for_rows", odd)
+    house.run(standby.failed.wait())
+    assert standby.plant.failure is not None
+    assert "impossible" in standby.plant.failure
+    monkeypatch.undo()
+
+
 def test_a_writer_that_dies_ends_the_process(busy: House, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = busy.service.plant.writer
     assert writer is not None
@@ -384,6 +399,26 @@ def test_old_answers_are_forgotten(tmp_path: Path) -> None:
     house.clock.now += 25 * 3600
     house.wait_for(lambda: not store.kept_answers)
     assert house.place(key="k")["id"]
+    house.close()
+
+
+def test_the_lease_is_renewed_while_much_is_forgotten(tmp_path: Path) -> None:
+    class Endless(MemoryStore):
+        forgot = renewed = 0
+
+        def forget_answers(self, before: float) -> int:
+            self.forgot += 1
+            return 1
+
+        def renew(self, epoch: int, seconds: float) -> bool:
+            self.renewed += 1
+            return super().renew(epoch, seconds)
+
+    clock = Clock()
+    store = Endless(clock)
+    house = House(tmp_path, {"lease_seconds": 0.1}, store=store, clock=clock)
+    house.wait_for(lambda: store.renewed >= 3)
+    assert store.forgot >= 2
     house.close()
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import json
+import socket
 import stat
 import threading
 from pathlib import Path
@@ -17,7 +19,7 @@ from slicewise.control.image import image_of
 from slicewise.control.ports import FencedError, Store
 from slicewise.control.writer import load
 from slicewise.core.errors import SlicewiseError
-from slicewise.store import backup, open_backup, open_contents, open_store, restore, verify
+from slicewise.store import backup, hatch, open_backup, open_contents, open_store, restore, verify
 from slicewise.store.contents import Contents, StoredAnswer, StoredImage, StoredRow
 from slicewise.store.lockfile import InUseError
 from slicewise.store.sql import SqlStore
@@ -92,8 +94,18 @@ def test_a_backup_is_for_its_owner_and_never_overwrites(store: SqlStore, tmp_pat
     with pytest.raises(SlicewiseError, match="exists already"):
         backup(store, file)
     assert file.read_bytes() == before
-    with pytest.raises(SlicewiseError, match="cannot be written"):
-        backup(store, tmp_path / "nowhere" / "backup")
+    for nowhere in (tmp_path / "nowhere" / "backup", file / "under", tmp_path / ("backup" * 50)):
+        with pytest.raises(SlicewiseError, match="cannot be written"):
+            backup(store, nowhere)
+    assert [path.name for path in tmp_path.iterdir() if "backup" in path.name] == ["backup"]
+
+
+def test_what_was_written_meanwhile_is_not_overwritten(store: SqlStore, tmp_path: Path) -> None:
+    fill(store, 50)
+    file = tmp_path / "backup"
+    with pytest.raises(SlicewiseError, match="exists already"):
+        backup(store, file, lambda rows: file.touch())
+    assert file.read_bytes() == b""
     assert [path.name for path in tmp_path.iterdir() if "backup" in path.name] == ["backup"]
 
 
@@ -251,6 +263,28 @@ def test_a_visitor_who_leaves_early_does_no_harm(tmp_path: Path) -> None:
             next(contents.images())
     with open_contents(tmp_path) as contents:
         assert len(everything(contents)[2]) == 3000
+    store.close()
+
+
+def test_a_hatch_that_could_not_let_a_visitor_in_opens_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Crowded(socket.socket):
+        refuses = 2
+
+        def accept(self) -> tuple[socket.socket, object]:
+            if Crowded.refuses:
+                Crowded.refuses -= 1
+                raise OSError(errno.EMFILE, "Too many open files")
+            return super().accept()
+
+    monkeypatch.setattr(hatch, "RETRY_SECONDS", 0.001)
+    with monkeypatch.context() as crowded:
+        crowded.setattr("slicewise.store.hatch.socket.socket", Crowded)
+        store = open_store(tmp_path)
+    busy = fill(store, 20)
+    assert len(read_in_use(tmp_path)[2]) == len(busy.office.rows)
+    assert "Too many open files" in caplog.text
     store.close()
 
 

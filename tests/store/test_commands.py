@@ -100,6 +100,7 @@ def test_refusals_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (["backup", "--data", tmp_path / "nowhere", tmp_path / "new"], "there is no folder"),
         (["backup", "--data", tmp_path / "empty", file], "exists already"),
         (["backup", "--data", tmp_path / "empty", tmp_path / "new"], "holds no database"),
+        (["backup", "--data", tmp_path / "empty", tmp_path / ("x" * 300)], "cannot be written"),
         (["verify", "--data", tmp_path / "empty"], "holds no database"),
         (["verify", "--backup", file], "damaged or was cut short"),
         (["restore", "--data", tmp_path / "new", file], "damaged or was cut short"),

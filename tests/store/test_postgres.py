@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import socket
 import threading
@@ -84,6 +85,19 @@ def own_server() -> Iterator[PostgresServer]:
     server.start()
     yield server
     server.destroy()
+
+
+def test_too_many_open_files_are_trouble_that_passes(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> Line:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as crowded:
+        crowded.setattr("slicewise.store.postgres.Line", full)
+        with pytest.raises(StoreError, match="Too many open files"):
+            store.wait_for_rows(0, 0)
+    assert not store.wait_for_rows(0, 0)
 
 
 def test_a_server_that_restarts(own_server: PostgresServer) -> None:

@@ -35,9 +35,9 @@ def backup(
     """Write everything the service keeps to one file; the service may go on meanwhile."""
     with _extra():
         from slicewise.store import backup, open_contents
+        from slicewise.store.backups import refuse_existing
     _one_of(data, database)
-    if file.exists():
-        raise SlicewiseError(f"{str(file)!r} exists already: give the backup a name of its own")
+    refuse_existing(file)
     with (
         open_contents(data, database) as contents,
         _progress("backing up", contents.last_seq) as tick,

@@ -262,10 +262,13 @@ class Placing:
         waiting = len(state.waiting)
         if not waiting:
             return attempt([])
+        room_appeared = self._ledger.room_appeared
         state.waiting.enter(ticket)
         outcome = self.serve((ticket.number, tenant, attempt))
         if ticket.number in state.waiting:
             state.waiting.withdraw(ticket.number)
+            # Those behind it may have been passed by for its sake: they have their turn yet.
+            self._ledger.room_appeared = room_appeared
         return _others_wait(ticket.request, waiting) if outcome is None else outcome
 
     def _wait(self, tenant: TenantStanding, terms: Terms, why: Rejection) -> AllocationRecord:

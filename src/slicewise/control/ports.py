@@ -107,7 +107,7 @@ class Store(Journal, Protocol):
         """Block until there are rows behind ``after``, or so long; says whether there are."""
 
     def forget_answers(self, before: Seconds) -> int:
-        """Forget answers given before then, and return how many."""
+        """Forget some of the answers given before then, and return how many; 0 if none is left."""
 
     def check(self) -> None:
         """Raise unless the database answers."""

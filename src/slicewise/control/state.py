@@ -276,7 +276,7 @@ class State:
             self._arrive(part)
         ends = allocation.ends
         if ends is not None:
-            heapq.heappush(self._leases, (ends, identity))
+            self._note_lease(ends, identity)
 
     def _place(self, part: Part) -> Instance:
         node = self.nodes[part.node]
@@ -436,6 +436,13 @@ class State:
         """The placed allocations whose lease is over, which the caller ends one by one."""
         while (ends := self.next_lease) is not None and ends <= now:
             yield self.allocations[heapq.heappop(self._leases)[1]]
+
+    def _note_lease(self, ends: Seconds, identity: str) -> None:
+        leases = self._leases
+        if len(leases) > 2 * len(self.allocations) + 100:  # most ended long before their time
+            leases[:] = [lease for lease in leases if lease[1] in self.allocations]
+            heapq.heapify(leases)
+        heapq.heappush(leases, (ends, identity))
 
     def _drop_stale_leases(self) -> None:
         while self._leases and self._leases[0][1] not in self.allocations:

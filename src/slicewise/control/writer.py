@@ -94,6 +94,7 @@ class Writer:
         decide_in: Callable[[Callable[[], None]], None] = lambda decide: decide(),
         max_batch: int = MAX_BATCH,
         rows_between_images: int = ROWS_BETWEEN_IMAGES,
+        warn: Callable[[str], None] = lambda problem: None,
     ) -> None:
         self._journal = journal
         self._fresh_state = fresh_state
@@ -106,6 +107,8 @@ class Writer:
         """Where decisions are made, one batch at a time: by default in the writer's own thread."""
         self._max_batch = max_batch
         self._rows_between_images = rows_between_images
+        self._warn = warn
+        """Told, in the writer's thread, what went wrong and keeps nobody from anything."""
         self._jobs: deque[Job] = deque()
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
@@ -163,7 +166,7 @@ class Writer:
                 try:
                     jobs, now = self._next(desk.state)
                     if not jobs and self._stopping:
-                        self._keep_last_image(desk.state)
+                        self._keep_image(desk.state)
                         return
                     self._round(desk, jobs, now)
                     if desk.state.seq - self._image_seq >= self._rows_between_images:
@@ -288,17 +291,14 @@ class Writer:
         batch.decide_seconds = self._timer() - begun
 
     def _keep_image(self, state: State) -> None:
-        if state.seq > self._image_seq:
-            self._tell_finished()  # an image takes a while
-            self._journal.keep_image(image_of(state))
-            self._image_seq = state.seq
-
-    def _keep_last_image(self, state: State) -> None:
         """Spare the next start some reading, if that can be; the journal has it all."""
-        try:
-            self._keep_image(state)
-        except StoreError as error:
-            self.trouble = str(error)
+        if state.seq > self._image_seq:
+            self._image_seq = state.seq  # one that failed is not tried again at once
+            self._tell_finished()  # an image takes a while
+            try:
+                self._journal.keep_image(image_of(state))
+            except StoreError as error:
+                self._warn(f"no image of the state could be kept: {error}")
 
     def _turn_away(self, why: str) -> None:
         with self._wake:

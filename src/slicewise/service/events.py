@@ -83,7 +83,9 @@ async def _follow(
     back with the id it saw last.
     """
     plant, replica = site.plant, site.plant.replica
+    time = asyncio.get_running_loop().time
     yield b"retry: 2000\nid: %d\n\n" % after  # from here on, even if nothing concerns the reader
+    silent_until = time() + HEARTBEAT_SECONDS
     while not (gone.is_set() or plant.stopping) and _valid(site, caller):
         rows = replica.since(after, _AT_A_TIME)
         if rows is None:
@@ -91,16 +93,18 @@ async def _follow(
                 rows = await plant.in_thread(plant.store.rows, after, _AT_A_TIME)
             except StoreError:
                 return
+        chunk = b""
         if rows:
             after = rows[-1].seq
             chunk = b"".join(_event(site, caller, row) for row in rows if _sees(caller, row))
-            if chunk:
-                yield chunk
         else:
-            await replica.news(HEARTBEAT_SECONDS)
-            if replica.seq <= after:
-                # Keeps the connection open, and the place of those whom nothing concerned.
-                yield b": nothing new\nid: %d\n\n" % after
+            await replica.news(silent_until - time())
+        if not chunk and time() >= silent_until:
+            # Keeps the connection open, and the place of those whom nothing concerned.
+            chunk = b": nothing new\nid: %d\n\n" % after
+        if chunk:
+            yield chunk
+            silent_until = time() + HEARTBEAT_SECONDS
 
 
 def _valid(site: Site, caller: Caller) -> bool:

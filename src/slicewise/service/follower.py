@@ -23,12 +23,14 @@ class Follower:
         after: int,
         hand_over: Callable[[list[Row]], None],
         trouble: Callable[[str | None], None],
+        fail: Callable[[str], None],
     ) -> None:
-        """``hand_over`` returns when the rows have been taken in."""
+        """``hand_over`` returns when the rows have been taken in; ``fail`` ends the process."""
         self._store = store
         self._after = after
         self._hand_over = hand_over
         self._trouble = trouble
+        self._fail = fail
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="follower", daemon=True)
 
@@ -61,6 +63,9 @@ class Follower:
             except StoreError as error:
                 self._trouble(str(error))
                 self._stop.wait(_RETRY_SECONDS)
+            except Exception as error:  # whatever it is, what is shown must not grow old in silence
+                self._fail(f"the journal is not followed any more: {error!r}")
+                return
 
     def _read(self) -> None:
         while not self._stop.is_set() and (rows := self._store.rows(self._after, PAGE)):

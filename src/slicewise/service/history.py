@@ -131,15 +131,16 @@ class History:
         except StoreError:
             return  # it will answer again; nothing is lost until then
         now = self._plant.clock()
-        if now >= self._begun + STEP_SECONDS:
+        if not self._begun <= now < self._begun + STEP_SECONDS:  # a clock may be set back
             self._keep(now)
 
     async def _catch_up(self) -> None:
         plant = self._plant
         if self._seen is None:
-            self._seen = plant.replica.seq
+            begin = plant.replica.seq
             old = await plant.in_thread(self._old_rejections)
-            self._rejections.extendleft(row for row in old if row.seq <= self._seen)
+            self._rejections.extendleft(row for row in old if row.seq <= begin)
+            self._seen = begin
         while True:
             rows = plant.replica.since(self._seen, _AT_A_TIME)
             if rows is None:

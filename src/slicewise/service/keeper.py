@@ -7,6 +7,7 @@ against the epoch by the database. The lease only says who should try.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -124,10 +125,15 @@ class Keeper:
                 self._seat.trouble(str(error))
 
     def _forget_answers(self) -> None:
+        """Forget for a while what is old; the lease is renewed before it goes on."""
         now = self._clock()
-        if now - self._swept >= _SWEEP_SECONDS:
-            self._store.forget_answers(now - self._answers)
-            self._swept = now
+        if now - self._swept < _SWEEP_SECONDS:
+            return
+        until = time.monotonic() + self._lease / 6
+        while self._store.forget_answers(now - self._answers):
+            if time.monotonic() >= until:
+                return
+        self._swept = now
 
     def _resign(self, epoch: int) -> None:
         try:

@@ -275,6 +275,7 @@ class Plant:
             delivered=self.replica.seq,
             # All Python on one thread: two that take turns hundreds of times a second are slower.
             decide_in=self._on_loop,
+            warn=lambda problem: log.warning("writer", problem=problem),
         )
         self.writer.start()
         log.info("leading", epoch=epoch, seq=self.replica.seq)
@@ -295,6 +296,7 @@ class Plant:
             self.replica.seq,
             lambda rows: self._on_loop(self._take_followed, rows),
             self.trouble,
+            self.fail,
         )
         self._followers.append(follower)
         follower.start()

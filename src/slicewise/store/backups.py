@@ -88,21 +88,41 @@ def backup(source: SqlStore | Contents, path: Path, tick: Tick = no_tick) -> int
     The file appears under its name when it is complete and on disk, and not before.
     """
     contents = source.contents() if isinstance(source, SqlStore) else source
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    if path.exists():
-        raise SlicewiseError(f"{str(path)!r} exists already: give the backup a name of its own")
+    refuse_existing(path)
     try:
-        # It holds everything the service knows, so nobody else may read it.
-        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            rows = write(contents, file, tick)
-            file.flush()
-            os.fsync(file.fileno())
-        part.rename(path)
+        part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        try:
+            rows = _write_file(contents, part, tick)
+            refuse_existing(path)  # somebody else's may have been written meanwhile
+            part.rename(path)
+        finally:
+            part.unlink(missing_ok=True)
         _sync_folder(path.parent)
     except OSError as error:
-        raise SlicewiseError(f"{str(path)!r} cannot be written: {error.strerror}") from None
-    finally:
-        part.unlink(missing_ok=True)
+        raise _not_written(path, error) from None
+    return rows
+
+
+def refuse_existing(path: Path) -> None:
+    """Refuse a name that is taken, or that no file can have."""
+    try:
+        taken = path.exists()
+    except OSError as error:
+        raise _not_written(path, error) from None
+    if taken:
+        raise SlicewiseError(f"{str(path)!r} exists already: give the backup a name of its own")
+
+
+def _not_written(path: Path, error: OSError) -> SlicewiseError:
+    return SlicewiseError(f"{str(path)!r} cannot be written: {error.strerror}")
+
+
+def _write_file(contents: Contents, path: Path, tick: Tick) -> int:
+    # It holds everything the service knows, so nobody else may read it.
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        rows = write(contents, file, tick)
+        file.flush()
+        os.fsync(file.fileno())
     return rows
 
 

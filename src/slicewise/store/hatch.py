@@ -12,6 +12,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,6 +24,8 @@ from slicewise.store.sql import SqlStore
 HATCH = "slicewise.sock"
 SEND_SECONDS = 60.0
 """How long whoever takes a backup may pause."""
+RETRY_SECONDS = 1.0
+"""How long to wait before listening again, when that failed."""
 
 _log = logging.getLogger(__name__)
 
@@ -53,8 +56,11 @@ class Hatch:
         while not self._closed:
             try:
                 visitor, _ = self._listener.accept()
-            except OSError:
-                return
+            except OSError as error:
+                if not self._closed:  # too many files are open, say, which passes
+                    _log.warning("nobody can take a backup: %s", error.strerror)
+                    time.sleep(RETRY_SECONDS)
+                continue
             with visitor, suppress(OSError):
                 visitor.settimeout(SEND_SECONDS)
                 try:

@@ -163,6 +163,10 @@ class PostgresStore(SqlStore):
             raise self._sentence(error) from error
         except SQLAlchemyError as error:  # no connection came free, say
             raise StoreError(f"the database {self.where} cannot be used: {error}") from error
+        except OSError as error:  # too many files are open, say
+            raise StoreError(
+                f"the database {self.where} cannot be reached: {error.strerror}"
+            ) from error
 
     def _sentence(self, error: BaseException | None) -> StoreError:
         lines = str(error).strip().splitlines() or ["no reason given"]

@@ -53,6 +53,9 @@ _SELDOM = frozenset(
 )
 """Kinds of which there are few, whoever's they are."""
 
+_NEVER_WRITTEN = "\0"
+"""No name has this character, and PostgreSQL will not even look for one that does."""
+
 Record = tuple[int, Seconds, int, str, str, str | None, str, str]
 """A row of the table ``journal``."""
 
@@ -140,7 +143,11 @@ class SqlStore(ABC):
 
         Every way of asking walks along the index that leaves the least to be passed over.
         """
-        top = self.last_seq() + 1 if before is None else before
+        if _NEVER_WRITTEN in f"{tenant}{subject}":
+            return []
+        top = self.last_seq() + 1  # whatever was asked for: behind it there is nothing to pass over
+        if before is not None:
+            top = min(top, before)
         wanted = _BACKWARD.limit(limit)
         if subject is not None:
             wanted = wanted.where(journal.c.subject == subject)
@@ -214,7 +221,7 @@ class SqlStore(ABC):
             connection.execute(delete(images).where(images.c.seq < oldest))
 
     def forget_answers(self, before: Seconds) -> int:
-        """Forget answers given before then."""
+        """Forget answers given before then, the oldest first, as many as go into a transaction."""
         some = (
             select(answers.c.tenant, answers.c.key)
             .where(answers.c.at < before)
@@ -222,15 +229,10 @@ class SqlStore(ABC):
             .limit(FORGET_AT_ONCE)
             .subquery()
         )
-        forgotten = 0
-        while True:
-            with self.session() as connection:
-                gone = connection.execute(
-                    delete(answers).where(tuple_(answers.c.tenant, answers.c.key).in_(select(some)))
-                ).rowcount
-            forgotten += gone
-            if gone < FORGET_AT_ONCE:
-                return forgotten
+        with self.session() as connection:
+            return connection.execute(
+                delete(answers).where(tuple_(answers.c.tenant, answers.c.key).in_(select(some)))
+            ).rowcount
 
     # Leadership
 
