@@ -55,6 +55,8 @@ def test_a_gpu_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:
     file = str(EXAMPLES / "my-gpu.toml")
     mine = json.loads(printed(capsys, "geometry", "--geometry", file, "--json"))
     assert len(mine) == 29
+    by_path = json.loads(printed(capsys, "geometry", file, "--geometry", file, "--json"))
+    assert by_path["model"] in {each["model"] for each in mine}
     text = printed(capsys, "simulate", "--geometry", file, "--gpus", "5", "--runs", "2",
                    "--workers", "1")  # fmt: skip
     assert "first-fit" in text
@@ -166,6 +168,34 @@ def test_reproduce_writes_everything(capsys: pytest.CaptureFixture[str], tmp_pat
     as_json = json.loads(printed(capsys, "reproduce", "--runs", "3", "--seed", "2", "--out",
                                  str(again), "--workers", "2", "--json"))  # fmt: skip
     assert as_json == document, "the same on two workers"
+
+
+def test_names_of_files_are_said_as_they_are(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Square brackets are markup to some, and a long name is not cut in two."""
+    monkeypatch.chdir(tmp_path)
+    (folder := Path("[a")).mkdir()
+    small = ["simulate", "--gpus", "2", "--runs", "1", "--workers", "1", "--policy", "mfi"]
+    target = folder / f"b] [bold]{'x' * 90}.csv"
+    printed(capsys, *small)
+    assert exit_status([*small, "--csv", str(target)]) == 0
+    assert f"Written: {target}\n" in capsys.readouterr().err
+    shown = printed(capsys, "reproduce", "--runs", "1", "--workers", "1", "--out", "[/x]")
+    assert "\nReport: [/x]/report.html (" in shown
+
+
+def test_no_digit_is_lost_at_the_edge_of_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    shown = printed(
+        capsys, "simulate", "--experiment", "steady", "--gpus", "4", "--runs", "2", "--workers",
+        "1", "--duration", "4", "--policy", "peer-driver-default,round-robin-strict",
+    )  # fmt: skip
+    assert "…" not in shown
+    line = next(line for line in shown.splitlines() if "round-robin-strict" in line)
+    assert line.count("±") == 6
 
 
 def test_bench(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -146,6 +146,7 @@ def test_a_line_that_says_what_is_wrong_in_the_file(
         ([str(EXAMPLE), "--budget", "-1"], "budget must be 0 to 1000, not -1"),
         ([str(EXAMPLE), "--for", "4g.40g"], "unknown profile in this cluster '4g.40g'; did you"),
         ([str(EXAMPLE), "--policy", "fifo"], "unknown policy 'fifo'"),
+        ([str(EXAMPLE), "--policy", "mfi,best-fit"], "--policy takes one policy, not 'mfi,best-"),
         ([], "Missing argument 'CLUSTER'"),
     ],
 )
@@ -154,6 +155,13 @@ def test_a_line_that_says_what_is_wrong(arguments: list[str], problem: str) -> N
     assert (status, out) == (2, "")
     assert err.count("\n") == 1
     assert problem in err
+
+
+def test_standard_input_may_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    status, _, err = outcome(["-"])
+    assert (status, err.count("\n")) == (2, 1)
+    assert "standard input: cannot be read: it is closed" in err
 
 
 JUNK = st.recursive(

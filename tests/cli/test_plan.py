@@ -172,6 +172,9 @@ def test_what_was_left_out_of_a_trace_is_said(
     assert "10 placed beforehand" in out
     assert "Rows left out: 1 malformed." in out
     assert "line 62: arrival 'x' is not a time" in out
+    said = document(capsys, "--trace", str(file), "--begin", "10")
+    assert said["left_out"]["malformed"] == 1
+    assert [row["line"] for row in said["malformed_rows"]] == [62]
     assert exit_status(["plan", "--trace", str(file), "--strict"]) == 2
     assert "line 62" in capsys.readouterr().err
     file.write_text("arrival,lifetime,profile\n")
@@ -240,7 +243,7 @@ def test_interrupted(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
         (["--load", "85", "--reference", "mfi,best-fit"], "--reference takes one policy"),
         (["--load", "85", "--step", "0"], "step must be 1 to"),
         (["--load", "85", "--runs", "0"], "rejections, and to tell takes 100"),
-        (["--load", "85", "--duration", "3"], "lifetimes must be 4 to"),
+        (["--load", "85", "--duration", "3"], "duration must be 4 to"),
         (["--load", "85", "--seed", "-1"], "seed must be"),
         (["--load", "85", "--workers", "0"], "workers must be 1 to"),
         (["--load", "85", "--gpus-per-node", "0"], "gpus per node must be"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -50,6 +52,7 @@ def outcome(arguments: list[str], files: tuple[str, ...] = ()) -> tuple[int, str
         (["geometry", "--geometry", "no-such.toml"], "no-such.toml: cannot be read"),
         ([*SIMULATE, "--policy", "fifo"], "unknown policy 'fifo'"),
         ([*SIMULATE, "--policy", "mfi,mfi"], "'mfi' is named twice"),
+        ([*SIMULATE, "--policy", "default,least-lost"], "'least-lost' is named twice"),
         ([*SIMULATE, "--distribution", "normal"], "unknown distribution 'normal'"),
         ([*SIMULATE, "--distribution", "uniform", "--distribution", "uniform"], "named twice"),
         ([*SIMULATE, "--distribution", "1g.10gb=0.9"], "sums to 0.9, not to 1"),
@@ -58,8 +61,12 @@ def outcome(arguments: list[str], files: tuple[str, ...] = ()) -> tuple[int, str
         ([*SIMULATE, "--runs", "0"], "runs must be 1 to"),
         ([*SIMULATE, "--seed", "-1"], "seed must be"),
         ([*SIMULATE, "--workers", "0"], "workers must be"),
-        ([*SIMULATE, "--experiment", "steady", "--load", "-1"], "load -1.0 is not in"),
-        ([*SIMULATE, "--experiment", "steady", "--duration", "2"], "lifetimes must be"),
+        ([*SIMULATE, "--experiment", "steady", "--load", "-1"], "load -1.0 is not above 0"),
+        (
+            [*SIMULATE, "--experiment", "steady", "--load", "0.01"],
+            "load 0.01 is too low for 2 A100",
+        ),
+        ([*SIMULATE, "--experiment", "steady", "--duration", "2"], "duration must be"),
         ([*SIMULATE, "--experiment", "sturdy"], "'sturdy' is not one of"),
         ([*SIMULATE, "--gpus", "many"], "'--gpus': Input should be a valid integer"),
         ([*SIMULATE, "--csv", "/no/such/folder/x.csv"], "'/no/such/folder/x.csv' cannot be"),
@@ -110,6 +117,25 @@ def test_refusing_leaves_no_file_behind(tmp_path: Path) -> None:
     kept.write_text("precious")
     outcome([*SIMULATE, "--csv", str(kept), "--plot", "/no/such/x.png"])
     assert kept.read_text() == "precious"
+
+
+class _Full(io.StringIO):
+    """An output on a disk that is full."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_under_the_output_and_a_name_no_file_can_have(tmp_path: Path) -> None:
+    err = io.StringIO()
+    with contextlib.redirect_stdout(_Full()), contextlib.redirect_stderr(err):
+        assert exit_status(["policies"]) == 2
+    assert err.getvalue() == "slicewise: error: No space left on device\n"
+    name = "a" * 300
+    status, _, said = outcome(["backup", "--data", str(tmp_path), name])
+    assert status == 2
+    assert said.startswith(f"slicewise: error: '{name}'")
+    assert said.endswith(": File name too long\n")
 
 
 COMMANDS = ("geometry", "score", "policies", "simulate", "replay", "defrag")

@@ -151,6 +151,9 @@ def test_many_malformed_rows_do_not_fill_the_screen(
     assert "and 26 more" in text
     everything = document(capsys, str(file))
     assert len(everything["malformed_rows"]) == 31
+    file.write_text("arrival,lifetime,profile\n" + "x,5,1g.10gb\n" * 30)
+    assert exit_status(["replay", str(file), "--json"]) == 2
+    assert capsys.readouterr().err.endswith(" and 25 more\n"), "no JSON, nothing it could list"
     assert everything["scale"] is None
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from slicewise import UnknownNameError, policy, policy_names
+from slicewise import SlicewiseError, UnknownNameError, policy, policy_names
 from slicewise.policies import registry
+from slicewise.policies.registry import check_different
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,6 +35,12 @@ def test_every_own_policy_has_its_name_and_a_line() -> None:
 def test_an_unknown_policy_is_refused_with_the_close_ones() -> None:
     with pytest.raises(UnknownNameError, match="did you mean first-fit"):
         policy("first-fits")
+
+
+def test_a_policy_is_the_same_by_any_name() -> None:
+    check_different((policy("mfi"), policy("default")))
+    with pytest.raises(SlicewiseError, match="policy 'least-lost' is named twice"):
+        check_different((policy("least-lost"), policy("mfi"), policy("default")))
 
 
 @pytest.fixture

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import multiprocessing
 import os
+import re
 import signal
+import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +26,8 @@ from slicewise import (
     policy,
 )
 from slicewise.policies.registry import policy_names
-from slicewise.sim import runner
+from slicewise.sim import crew, runner
+from slicewise.sim.crew import Job, Processes
 from slicewise.sim.experiment import STEADY_COLUMNS, Experiment, Published, Steady
 from slicewise.sim.mix import parse_mix
 from slicewise.sim.results import mean_fragmentation, published_rows, steady_rows
@@ -143,6 +149,17 @@ class Failing(ScanPolicy):
         raise SlicewiseError("no more")
 
 
+class Mistaken(ScanPolicy):
+    """Raises an error that is made of more than its message."""
+
+    name = "mistaken"
+    summary = "Asks for what is not there."
+
+    def choose(self, cluster: Cluster, request: Request) -> Spot | None:
+        cluster.models[0].profile("9g.90gb")
+        return None
+
+
 def in_module_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
     """Worker processes must be able to import the policies: put this file on their path."""
     import importlib
@@ -161,10 +178,50 @@ def test_a_worker_that_dies_or_fails_is_reported(
 ) -> None:
     module = in_module_of_its_own(tmp_path, monkeypatch)
     mixes = (parse_mix("uniform", a100),)
-    for cls, problem in (("SelfDestructive", "ended unexpectedly"), ("Failing", "no more")):
+    for cls, problem in (
+        ("SelfDestructive", "ended unexpectedly"),
+        ("Failing", "no more"),
+        ("Mistaken", "unknown profile on A100-80GB '9g.90gb'"),
+    ):
         dying = Published(mixes, (getattr(module, cls)(),), 3, 4, 1)
         with pytest.raises(SlicewiseError, match=problem):
             run_experiment(dying, 2, ignore)
+
+
+def test_a_worker_that_dies_between_two_jobs_is_reported(a100: Geometry) -> None:
+    """It has reported one job and is gone before it is given the next."""
+    experiment = small(a100, "mfi", runs=20)
+    work = Processes(2).work(
+        [experiment], runner.missing_jobs([runner.Outcome(experiment)]), ignore
+    )
+    worker = int(next(work).by.removeprefix("process "))
+    blocked = re.search(r"SigBlk:\s*(\w+)", Path(f"/proc/{worker}/status").read_text())
+    assert blocked is not None
+    assert int(blocked[1], 16) & 1 << signal.SIGINT - 1, "Ctrl-C is the parent's affair"
+    os.kill(worker, signal.SIGKILL)
+    while Path(f"/proc/{worker}/stat").read_text().split()[2] != "Z":
+        time.sleep(0.01)
+    with pytest.raises(SlicewiseError, match="ended unexpectedly"):
+        list(work)
+
+
+def test_workers_that_cannot_be_started(a100: Geometry, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_more(process: BaseProcess) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(BaseProcess, "start", no_more)
+    with pytest.raises(SlicewiseError, match="Too many open files; try fewer --workers"):
+        run_experiment(small(a100, "mfi"), 2, ignore)
+
+
+def test_a_worker_whose_parent_was_killed_ends_quietly(a100: Geometry) -> None:
+    for jobs in ([], [Job(0, 0, 0, (0,))]):  # while it waits for work, and when it has done it
+        ours, theirs = multiprocessing.Pipe()
+        for job in jobs:
+            ours.send(job)
+        ours.close()
+        crew._work(theirs, [small(a100, "mfi")])
+        theirs.close()
 
 
 def test_steady_rows_compare_with_the_first_policy(a100: Geometry) -> None:
@@ -206,7 +263,7 @@ def test_experiments_that_cannot_be_are_refused(a100: Geometry) -> None:
         (lambda: Published(mixes, mfi, 1, 1, -1), "seed must be 0 to"),
         (lambda: Steady(mixes, mfi, load=0), "load 0 is not"),
         (lambda: Steady(mixes, mfi, load=float("nan")), "load nan is not"),
-        (lambda: Steady(mixes, mfi, lifetimes=3), "lifetimes must be 4 to"),
+        (lambda: Steady(mixes, mfi, lifetimes=3), "duration must be 4 to"),
         (lambda: Steady(mixes, mfi, warmup=-1), "warmup must be 0 to"),
     ):
         with pytest.raises(SlicewiseError, match=problem):

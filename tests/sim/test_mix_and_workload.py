@@ -90,4 +90,6 @@ def test_runs_differ_and_repeat() -> None:
 def test_the_load_sets_the_lifetime(a100: Geometry) -> None:
     mix = parse_mix("uniform", a100)  # mean size 3.5
     assert longest_lifetime(mix, 100, 0.85) == round(2 * 0.85 * 800 / 3.5)
-    assert longest_lifetime(mix, 1, 0.001) == 1
+    assert longest_lifetime(mix, 1, 3.5 / 8 / 2) == 1
+    with pytest.raises(SlicewiseError, match=r"load 0.001 is too low for 1 A100-80GB: .* 0\.22"):
+        longest_lifetime(mix, 1, 0.001)

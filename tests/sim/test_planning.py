@@ -350,7 +350,7 @@ def test_runs_are_as_many_as_the_target_takes() -> None:
         ({"target": math.nan}, "the target must be"),
         ({"step": 0}, "step must be 1 to"),
         ({"reference": "mfi"}, "the reference 'mfi' is not among the policies"),
-        ({"warmup": 40}, "lifetimes must be 41 to"),
+        ({"warmup": 40}, "duration must be 41 to"),
         ({"runs": 0}, "runs must be"),
         ({"gpus_per_node": 0}, "gpus per node must be"),
         ({"mixes": ()}, "at least one distribution"),

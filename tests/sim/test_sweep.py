@@ -7,7 +7,7 @@ import json
 from collections.abc import Generator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -145,20 +145,25 @@ STEADY = 'experiment = "steady"\npolicies = "mfi"\n'
         (STEADY + "loads = [0.5, true]", "loads[1]: needs a number, not true or false"),
         (STEADY + "loads = -1", "loads: -1 is negative"),
         (STEADY + "loads = inf", "loads: inf is not a finite number"),
-        (STEADY + "loads = 0", "load 0.0 is not in 0..100"),
+        (STEADY + "loads = 0", "load 0.0 is not above 0"),
         (STEADY + "gpus = 0", "gpus must be 1 to"),
         (STEADY + "gpus = 2.5", "gpus: needs a whole number, not a fraction"),
         (STEADY + "seeds = -1", "seeds: is not in 0..2^64-1"),
         (STEADY + "seeds = 18446744073709551616", "seeds: is not in 0..2^64-1"),
         (STEADY + 'seeds = "one"', "seeds: needs a whole number, not text"),
         (STEADY + "runs = 0", "runs must be 1 to"),
-        (STEADY + "duration = 3", "lifetimes must be 4 to"),
+        (STEADY + "duration = 3", "duration must be 4 to"),
         (STEADY + "oracle = 1", "oracle: needs true or false, not a whole number"),
         (STEADY + 'lifetime = "capacity"', "lifetime: is for the published experiment only"),
         ('experiment = "published"\npolicies = "mfi"\nloads = 1', "loads: is for the steady"),
         ('experiment = "published"\npolicies = "mfi"\nlifetime = "x"', "unknown lifetime rule"),
         ('experiment = "steady"\npolicies = "fifo"', "unknown policy 'fifo'"),
         ('experiment = "steady"\npolicies = ["mfi", "mfi"]', "policies: 'mfi' is named twice"),
+        (
+            'experiment = "steady"\npolicies = ["default", "least-lost"]',
+            "'least-lost' is named twi",
+        ),
+        (STEADY + "gpus = 2\nloads = [0.5, 0.01]", "load 0.01 is too low for 2 A100-80GB"),
         (STEADY + 'distributions = "normal"', "unknown distribution 'normal'"),
         (STEADY + 'distributions = "1g.10gb=0.9"', "sums to 0.9"),
         (STEADY + 'model = "A1000"', "unknown GPU model 'A1000'; did you mean"),
@@ -377,6 +382,21 @@ def test_a_log_that_cannot_be_written_or_read(small: Sweep, tmp_path: Path) -> N
     (tmp_path / "other" / "000001.jsonl").mkdir(parents=True)
     with pytest.raises(SlicewiseError, match="cannot be read"):
         load_finished(tmp_path / "other", small.outcomes())
+
+
+def full_disk(folder: Path) -> IO[str]:
+    return Path("/dev/full").open("w", encoding="utf-8")
+
+
+def test_a_full_disk(small: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What could not be written is still there when the file is closed, and fails once more."""
+    monkeypatch.setattr("slicewise.sim.finished._new_segment", full_disk)
+    done = Done(Job(0, 0, 0, (0,)), {0: np.zeros(8, np.int64)}, "me")
+    with (
+        pytest.raises(SlicewiseError, match="cannot be written: No space left"),
+        FinishedLog(tmp_path, small.experiments) as log,
+    ):
+        log.keep(done)
 
 
 def test_sessions_at_the_same_time_write_to_files_of_their_own(

@@ -117,7 +117,7 @@ BAD_PLAIN = {
     "nan,10,1g.10gb,,,,": "arrival 'nan' is not a time",
     "0,inf,1g.10gb,,,,": "lifetime 'inf' is not a time",
     "0,10,,1,much,,": "memory_gb 'much' is not an amount of GB",
-    "0,10,,1,9999999999999,,": "is negative or not a number",
+    "0,10,,1,9999999999999,,": "or more than there is",
 }
 
 

@@ -98,11 +98,14 @@ def load_geometry(name_or_path: str | Path) -> Geometry:
     return load_entry(name_or_path).require()
 
 
-def load_entry(name_or_path: str | Path) -> Entry:
-    """A built-in model or that of a file: text ending in ``.toml`` or with a slash is a path."""
+def load_entry(name_or_path: str | Path, catalog: Catalog | None = None) -> Entry:
+    """A model of a catalog, the built-in one unless given, or that of a file.
+
+    Text ending in ``.toml`` or with a slash is a path.
+    """
     if isinstance(name_or_path, Path) or re.search(r"[/\\]|\.toml$", name_or_path.casefold()):
         return load_file(name_or_path)
-    return Catalog.builtin().find(name_or_path)
+    return (catalog or Catalog.builtin()).find(name_or_path)
 
 
 def load_file(path: str | Path) -> Entry:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from slicewise.catalog import load_geometry
 from slicewise.cli.options import DEFAULT_MODEL, AsJson, PlotFile, chosen_policies
-from slicewise.cli.output import Row, as_json, prepare_files
+from slicewise.cli.output import Row, as_json, prepare_files, print_table
 from slicewise.cli.progress import progress
 from slicewise.core.errors import SlicewiseError
 from slicewise.policies.base import TablePolicy
@@ -109,7 +109,7 @@ def _print(decisions: Sequence[Row], memory: Sequence[Row]) -> None:
                 f"{scans['scan-numpy', gpus] / mine:,.0f} x",
                 f"{sizes[policy, gpus] / 1e6:.1f}",
             )
-    Console(highlight=False).print(table)
+    print_table(table, Console(highlight=False))
 
 
 _CAPTION = (

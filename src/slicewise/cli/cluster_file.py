@@ -43,6 +43,8 @@ class ClusterFile:
 def read_cluster(source: Path, geometries: list[Path] | None) -> ClusterFile:
     """Read a cluster from a file, or from standard input when it is called ``-``."""
     label = "standard input" if str(source) == "-" else str(source)
+    if str(source) == "-" and sys.stdin is None:
+        raise SlicewiseError(f"{label}: cannot be read: it is closed")
     try:
         text = sys.stdin.read() if str(source) == "-" else source.read_text(encoding="utf-8")
         document = json.loads(text)

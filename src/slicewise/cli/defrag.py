@@ -67,7 +67,9 @@ def defrag(
 def _ranking(name: str | None) -> TablePolicy | AdaptivePolicy | None:
     if name is None:
         return None
-    (chosen,) = chosen_policies([name])[:1]
+    chosen, *others = chosen_policies([name])
+    if others:
+        raise SlicewiseError(f"--policy takes one policy, not {name!r}")
     if not isinstance(chosen, (TablePolicy, AdaptivePolicy)):
         raise SlicewiseError(f"policy {name!r} scans GPUs itself: it cannot rank their states")
     return chosen

@@ -12,7 +12,7 @@ from slicewise.catalog import Catalog, Entry, load_entry, load_file
 from slicewise.core.errors import SlicewiseError
 from slicewise.core.geometry import Geometry
 from slicewise.policies.base import Policy
-from slicewise.policies.registry import policy
+from slicewise.policies.registry import check_different, policy
 from slicewise.sim.mix import Mix, parse_mix
 
 DEFAULT_MODEL = "A100-80GB"
@@ -68,16 +68,14 @@ def chosen_geometry(model: str | None, files: list[Path] | None) -> Geometry:
 
 def chosen_entry(model: str, files: list[Path] | None) -> Entry:
     """The model of that name, or the one of the file at that path."""
-    return catalog_with(files).find(model) if files else load_entry(model)
+    return load_entry(model, catalog_with(files))
 
 
 def chosen_policies(names: list[str]) -> tuple[Policy, ...]:
     """Policies given one an option, or several with commas between."""
-    split = [name.strip() for given in names for name in given.split(",")]
-    for name in split:
-        if split.count(name) > 1:
-            raise SlicewiseError(f"policy {name!r} is named twice")
-    return tuple(policy(name) for name in split)
+    policies = tuple(policy(name.strip()) for given in names for name in given.split(","))
+    check_different(policies)
+    return policies
 
 
 def chosen_mixes(names: list[str], geometry: Geometry) -> tuple[Mix, ...]:

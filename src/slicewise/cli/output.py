@@ -8,9 +8,15 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rich.console import Console
+from rich.table import Table
+
 from slicewise.core.errors import SlicewiseError
 
 Row = Mapping[str, object]
+
+_WIDEST = 1000
+"""More than any table asks for, in columns of a terminal."""
 
 
 def write_text(path: Path, text: str) -> None:
@@ -50,6 +56,26 @@ def _prepare_file(path: Path) -> None:
             path.unlink()
     except (OSError, ValueError) as error:
         raise _unwritable(path, error) from None
+
+
+def say_written(*paths: Path | None) -> None:
+    """Name the files that were written, on standard error."""
+    console = Console(stderr=True, highlight=False, markup=False)
+    for path in filter(None, paths):
+        console.print(f"Written: {path}", soft_wrap=True)
+
+
+def print_table(table: Table, console: Console) -> None:
+    """Print a table with all its digits: one wider than the terminal runs over its edge."""
+    every_column = console.options.update(max_width=_WIDEST)
+    console.width = max(console.width, console.measure(table, options=every_column).maximum)
+    console.print(table)
+
+
+def runs_of(rows: Sequence[Row]) -> str:
+    """How many runs the rows are of; after an interruption distributions may differ."""
+    runs = sorted({int(str(row["runs"])) for row in rows})
+    return str(runs[0]) if len(runs) == 1 else f"{runs[0]} to {runs[-1]}"
 
 
 def as_json(document: object) -> str:

@@ -25,10 +25,10 @@ from slicewise.cli.options import (
     chosen_policies,
     positive_workers,
 )
-from slicewise.cli.output import Row, as_csv, as_json, prepare_files, write_text
+from slicewise.cli.output import Row, as_csv, as_json, prepare_files, say_written, write_text
 from slicewise.cli.plan_text import Planned, print_plan
 from slicewise.cli.progress import progress
-from slicewise.cli.replay import _exact, _in_words, _nothing_left
+from slicewise.cli.replay import _exact, _in_words, _nothing_left, not_replayed
 from slicewise.core.errors import SlicewiseError
 from slicewise.core.geometry import Geometry
 from slicewise.policies.base import Policy, ScanPolicy, TablePolicy
@@ -212,8 +212,7 @@ def plan(
         typer.echo(as_json(document), nl=False)
     else:
         print_plan(result)
-    for path in filter(None, (csv, curve, plot)):
-        Console(stderr=True).print(f"Written: {path}", highlight=False)
+    say_written(csv, curve, plot)
 
 
 def _refuse(options: Mapping[str, object], why: str) -> None:
@@ -341,6 +340,7 @@ def _timeline(
         "preplaced": timeline.preplaced,
         "arrivals": len(timeline.arrivals),
         "offered_gpus": timeline.offered_slices / geometry.slices,
+        **not_replayed(recorded, fitted, timeline),
     }
     return timeline, about, list(_in_words(recorded, fitted, timeline.over_before))
 

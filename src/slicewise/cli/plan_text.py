@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from slicewise.cli.output import Row
+from slicewise.cli.output import Row, print_table
 from slicewise.sim.experiment import ORACLE
 
 
@@ -53,7 +53,7 @@ def print_plan(planned: Planned) -> None:
             if row.get("distribution") == distribution:
                 indent = "" if distribution is None else "  "
                 table.add_row(Text(f"{indent}{row['policy']}"), *cells(row, share))
-    console.print(table)
+    print_table(table, console)
     for line in _footing(planned, recorded, share):
         console.print(line, soft_wrap=True)
 

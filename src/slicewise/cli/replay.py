@@ -23,7 +23,15 @@ from slicewise.cli.options import (
     chosen_geometry,
     chosen_policies,
 )
-from slicewise.cli.output import Row, as_csv, as_json, prepare_files, write_text
+from slicewise.cli.output import (
+    Row,
+    as_csv,
+    as_json,
+    prepare_files,
+    print_table,
+    say_written,
+    write_text,
+)
 from slicewise.cli.progress import progress
 from slicewise.cli.simulate import DEFAULT_POLICIES
 from slicewise.core.errors import SlicewiseError
@@ -130,8 +138,7 @@ def replay(
         typer.echo(as_json(_document(setting, recorded, fitted, timeline, results)), nl=False)
     else:
         _print(setting, recorded, fitted, timeline, results)
-    for path in filter(None, (csv, plot)):
-        Console(stderr=True).print(f"Written: {path}", highlight=False)
+    say_written(csv, plot)
 
 
 def _exact(option: str, value: float, low: float, high: float) -> Fraction:
@@ -160,8 +167,18 @@ _LEFT_OUT_WORDS = {
 }
 
 
-def _in_words(trace: Trace, fitted: Fitted, over_before: int) -> Iterator[str]:
-    """What is not replayed: the counts, then the malformed rows one by one."""
+def not_replayed(trace: Trace, fitted: Fitted, timeline: Timeline) -> Row:
+    """What is not replayed, as data: the counts, and all malformed rows."""
+    return {
+        "left_out": _left_out(trace, fitted, timeline.over_before),
+        "malformed_rows": [row._asdict() for row in fitted.malformed],
+    }
+
+
+def _in_words(
+    trace: Trace, fitted: Fitted, over_before: int, rest: str = " (--json lists them)"
+) -> Iterator[str]:
+    """What is not replayed: the counts, then malformed rows, and where to find the rest."""
     counts = _left_out(trace, fitted, over_before)
     parts = [f"{n} {_LEFT_OUT_WORDS[name]}" for name, n in counts.items() if n]
     if parts:
@@ -169,11 +186,11 @@ def _in_words(trace: Trace, fitted: Fitted, over_before: int) -> Iterator[str]:
     for line, reason in fitted.malformed[:_SHOWN_LINES]:
         yield f"  line {line}: {reason}"
     if len(fitted.malformed) > _SHOWN_LINES:
-        yield f"  and {len(fitted.malformed) - _SHOWN_LINES} more (--json lists them)"
+        yield f"  and {len(fitted.malformed) - _SHOWN_LINES} more{rest}"
 
 
 def _nothing_left(trace: Trace, fitted: Fitted) -> str:
-    why = " ".join(_in_words(trace, fitted, 0)) or "It has no rows."
+    why = " ".join(_in_words(trace, fitted, 0, rest="")) or "It has no rows."
     return f"{trace.source} holds no request that can be replayed. {why}"
 
 
@@ -186,8 +203,7 @@ def _document(
         "measured_seconds": timeline.seconds,
         "preplaced": timeline.preplaced,
         "arrivals": len(timeline.arrivals),
-        "left_out": _left_out(trace, fitted, timeline.over_before),
-        "malformed_rows": [row._asdict() for row in fitted.malformed],
+        **not_replayed(trace, fitted, timeline),
         "results": results,
     }
 
@@ -225,7 +241,7 @@ def _print(
     for row in results:
         cells = [_cell(row[name], factor, digits) for name, factor, digits in _COLUMNS.values()]
         table.add_row(Text(str(row["policy"])), *cells, _fragmented(row))
-    console.print(table)
+    print_table(table, console)
     console.print("fragmented: of the rejections, how many although enough slices were free")
     if results[-1]["rejected"] is None:
         console.print(f"{ORACLE}: {results[-1]['oracle_missing']}", soft_wrap=True)

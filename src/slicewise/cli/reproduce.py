@@ -13,7 +13,14 @@ from rich.text import Text
 import slicewise
 from slicewise.catalog import load_geometry
 from slicewise.cli.options import DEFAULT_MODEL, AsJson, Seed, Workers, positive_workers
-from slicewise.cli.output import Row, as_csv, as_json, prepare_folder, write_text
+from slicewise.cli.output import (
+    Row,
+    as_csv,
+    as_json,
+    prepare_folder,
+    print_table,
+    write_text,
+)
 from slicewise.cli.progress import run_with_progress
 from slicewise.paper.comparison import Cell, Comparison, compare
 from slicewise.paper.findings import findings
@@ -160,15 +167,13 @@ def _print(comparison: Comparison, out: Path) -> None:
         for scheme in SCHEMES.values():
             row = [cells.get((distribution, scheme, q.key)) for q in comparison.quantities]
             table.add_row(f"  {scheme}", *map(_side_by_side, row))
-    console.print(table)
+    print_table(table, console)
     outside = sum(not cell.within for cell in comparison.cells)
     console.print(
         f"\n! marks the {outside} of {len(comparison.cells)} figures that lie outside their "
         "margin; F is the mean over all demand. The report says what is not explained."
     )
-    console.print(
-        f"Report: {out / 'report.html'} (figures, results.json and results.csv beside it)"
-    )
+    typer.echo(f"Report: {out / 'report.html'} (figures, results.json and results.csv beside it)")
 
 
 _SHORT = {

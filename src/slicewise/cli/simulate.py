@@ -25,7 +25,16 @@ from slicewise.cli.options import (
     chosen_policies,
     positive_workers,
 )
-from slicewise.cli.output import Row, as_csv, as_json, prepare_files, write_text
+from slicewise.cli.output import (
+    Row,
+    as_csv,
+    as_json,
+    prepare_files,
+    print_table,
+    runs_of,
+    say_written,
+    write_text,
+)
 from slicewise.cli.progress import run_with_progress
 from slicewise.cli.waiting import (
     PATIENCE,
@@ -189,8 +198,7 @@ def simulate(
         _print_queued(rows)
     else:
         _print_steady(rows)
-    for path in filter(None, (csv, plot)):
-        Console(stderr=True).print(f"Written: {path}", highlight=False)
+    say_written(csv, plot)
 
 
 def _rows(outcome: Outcome) -> list[Row]:
@@ -244,8 +252,8 @@ def _print_steady(rows: list[Row]) -> None:
     if "migrated_share" in rows[0]:
         del columns["active %"]  # a line holds no more
         columns["moves %"] = ("migrated_share", 100, 2)
-    gpus, load, runs = (rows[0][name] for name in ("gpus", "load", "runs"))
-    title = f"{gpus} GPUs at load {load:g}, {runs} runs; vs {first}: rejected %, paired"
+    gpus, load = (rows[0][name] for name in ("gpus", "load"))
+    title = f"{gpus} GPUs at load {load:g}, {runs_of(rows)} runs; vs {first}: rejected %, paired"
     _print_by_distribution(rows, columns, title)
     for missing in dict.fromkeys(r["oracle_missing"] for r in rows if r["policy"] == ORACLE):
         if missing is not None:
@@ -276,7 +284,7 @@ def _print_queued(rows: list[Row]) -> None:
         first[name] for name in ("backfill", "overtakes", "patience_lifetimes")
     )
     title = (
-        f"{first['gpus']} GPUs at load {first['load']:g}, {first['runs']} runs; "
+        f"{first['gpus']} GPUs at load {first['load']:g}, {runs_of(rows)} runs; "
         + (f"backfill {behind}, {overtakes} overtakes" if behind else "fifo")
         + (", waiting for ever" if forever else f", patience {patience:g} mean lifetimes")
         + "; waits in % of the mean lifetime"
@@ -311,7 +319,7 @@ def _print_by_distribution(rows: list[Row], columns: _Columns, title: str) -> No
             if row["distribution"] == distribution:
                 cells = (_cell(row, *column) for column in columns.values())
                 table.add_row(Text(f"  {row['policy']}"), *cells)
-    Console().print(table)
+    print_table(table, Console())
 
 
 def _cell(row: Row, figure: str, scale: float, digits: int) -> str:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from slicewise.cli.output import Row, as_json, write_text
+from slicewise.cli.output import Row, as_json, print_table, runs_of, write_text
 from slicewise.figures.rows import distinct
 from slicewise.sim.experiment import ORACLE, Steady
 from slicewise.sim.meaning import made_with
@@ -167,7 +167,8 @@ def print_rows(rows: Sequence[Row]) -> None:
     shown = rows if steady else [row for row in rows if row["demand"] == 0.85]
     loads = distinct(rows, "load") if steady else []
     table = Table(box=None, padding=(0, 1, 0, 0))
-    table.add_column("load" if steady else "", no_wrap=True)
+    # A distribution written out can be long; it must not push the figures off the screen.
+    table.add_column("load" if steady else "", no_wrap=True, max_width=40)
     for heading in [f"{load:g}" for load in loads[:_ABREAST]] or _PUBLISHED:
         table.add_column(heading, justify="right", no_wrap=True)
     several_seeds = len(distinct(rows, "seed")) > 1
@@ -185,16 +186,11 @@ def print_rows(rows: Sequence[Row]) -> None:
                 cells = [_cell(mine[0], *column) for column in _PUBLISHED.values()]
             table.add_row(Text(f"  {name}"), *cells)
     console = Console(highlight=False)
-    console.print(table)
+    print_table(table, console)
     what = "rejected %, by load" if steady else "at 85% demand"
-    console.print(f"{what}; ± is a 95% interval over {_runs(rows)} runs")
+    console.print(f"{what}; ± is a 95% interval over {runs_of(rows)} runs")
     if len(loads) > _ABREAST:
         console.print(f"{len(loads) - _ABREAST} more loads are in the report")
-
-
-def _runs(rows: Sequence[Row]) -> str:
-    fewest, most = min(int(str(r["runs"])) for r in rows), max(int(str(r["runs"])) for r in rows)
-    return f"{most}" if fewest == most else f"{fewest} to {most}"
 
 
 def _cell(row: Row | None, figure: str, factor: float, digits: int) -> str:

@@ -4,10 +4,25 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class SlicewiseError(Exception):
     """Anything slicewise refuses; the message is one sentence for people."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Errors come back from worker processes. Pickle would call the class with the message
+        # alone, and some of them are made of other things.
+        return _as_it_was, (type(self), self.args, self.__dict__)
+
+
+def _as_it_was(
+    kind: type[SlicewiseError], args: tuple[Any, ...], attributes: dict[str, Any]
+) -> SlicewiseError:
+    """An error from another process."""
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(attributes)
+    return error
 
 
 class GeometryError(SlicewiseError):

@@ -20,8 +20,8 @@ class Need:
     def __post_init__(self) -> None:
         if self.compute < 0 or not 0 <= self.memory_gb < 1e9:
             raise SlicewiseError(
-                f"a need of {self.compute} compute slices and {self.memory_gb} GB is negative "
-                "or not a number"
+                f"a need of {self.compute} compute slices and {self.memory_gb} GB is negative, "
+                "not a number, or more than there is"
             )
 
     def __str__(self) -> str:

@@ -8,6 +8,7 @@ A package adds a policy with an entry point in its ``pyproject.toml``::
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
@@ -65,3 +66,12 @@ def policy_class(name: str) -> type[Policy]:
 def policy(name: str) -> Policy:
     """A new policy of that name."""
     return policy_class(name)()
+
+
+def check_different(policies: Iterable[Policy]) -> None:
+    """Refuse a policy that is there twice, be it under its own name and as ``default``."""
+    seen: set[str] = set()
+    for each in policies:
+        if each.name in seen:
+            raise SlicewiseError(f"policy {each.name!r} is named twice")
+        seen.add(each.name)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple, Protocol
@@ -101,19 +103,13 @@ class Processes:
         if len(jobs) < 2:
             yield from Here().work(experiments, jobs, tick)
             return
-        context = multiprocessing.get_context("spawn")
         waiting = iter(jobs)
         crew: dict[Connection, BaseProcess] = {}
         try:
             for _ in range(min(self.workers, len(jobs))):
-                ours, theirs = context.Pipe()
-                process: BaseProcess = context.Process(
-                    target=_work, args=(theirs, list(experiments)), daemon=True
-                )
-                process.start()
-                theirs.close()  # so that a worker's death is seen as the end of its messages
+                ours, process = _start(experiments)
                 crew[ours] = process
-                ours.send(next(waiting))
+                _send(ours, next(waiting))
             while crew:
                 for connection in wait(list(crew)):
                     assert isinstance(connection, Connection)
@@ -123,7 +119,7 @@ class Processes:
                         continue
                     yield Done(*report, f"process {crew[connection].pid}")
                     job = next(waiting, None)
-                    connection.send(job)
+                    _send(connection, job)
                     if job is None:
                         crew.pop(connection).join()
         finally:
@@ -132,26 +128,68 @@ class Processes:
                 process.join()
 
 
+def _start(experiments: Sequence[Experiment]) -> tuple[Connection, BaseProcess]:
+    """A worker process, and the way to talk to it."""
+    context = multiprocessing.get_context("spawn")
+    try:
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_work, args=(theirs, list(experiments)), daemon=True)
+        with _deaf_to_interrupts():
+            process.start()
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise SlicewiseError(
+            f"a worker process cannot be started: {why}; try fewer --workers"
+        ) from None
+    theirs.close()  # so that a worker's death is seen as the end of its messages
+    return ours, process
+
+
+@contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """What is started meanwhile never hears of Ctrl-C: the parent decides when to stop.
+
+    The worker itself could only see to that once it has started, and has imported everything.
+    """
+    resource_tracker.ensure_running()  # the first process would start it, and undo the blocking
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _send(connection: Connection, job: Job | None) -> None:
+    try:
+        connection.send(job)
+    except OSError:
+        raise _lost() from None
+
+
 def _receive(connection: Connection) -> int | tuple[Job, Samples]:
     try:
         report: int | tuple[Job, Samples] | Exception = connection.recv()
-    except (EOFError, ConnectionResetError):
-        raise SlicewiseError(
-            "a worker process ended unexpectedly (out of memory?); try fewer --workers"
-        ) from None
+    except (EOFError, OSError):
+        raise _lost() from None
     if isinstance(report, Exception):
         raise report
     return report
 
 
+def _lost() -> SlicewiseError:
+    return SlicewiseError(
+        "a worker process ended unexpectedly (out of memory?); try fewer --workers"
+    )
+
+
 def _work(connection: Connection, experiments: list[Experiment]) -> None:
     """A worker's life: take a job, report ticks and then the samples, until there is none."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     experiments = sharing_tables(experiments)
-    while (job := connection.recv()) is not None:
-        try:
-            samples = perform(experiments, job, connection.send)
-        except Exception as error:
-            connection.send(error)
-            return
-        connection.send((job, samples))
+    with suppress(EOFError, OSError):  # nobody is there any more to tell: the parent was killed
+        while (job := connection.recv()) is not None:
+            try:
+                samples = perform(experiments, job, connection.send)
+            except Exception as error:
+                connection.send(error)
+                return
+            connection.send((job, samples))

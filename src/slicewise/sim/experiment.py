@@ -181,9 +181,11 @@ class Steady(Experiment):
         if self.oracle and any(policy.name == ORACLE for policy in self.policies):
             raise SlicewiseError(f"{ORACLE!r} is the name of the limit: call the policy otherwise")
         if not 0 < self.load <= 100:
-            raise SlicewiseError(f"load {self.load} is not in 0..100 (0.85 is 85% of capacity)")
+            raise SlicewiseError(
+                f"load {self.load} is not above 0 and at most 100 (0.85 is 85% of capacity)"
+            )
         _require(self.warmup, "warmup", 0, 1_000_000)
-        _require(self.lifetimes, "lifetimes", self.warmup + 1, 1_000_001)
+        _require(self.lifetimes, "duration", self.warmup + 1, 1_000_001)
 
     def units(self, mix: int) -> int:
         """The slots."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -133,7 +134,8 @@ class FinishedLog:
         traceback: TracebackType | None,
     ) -> None:
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):  # `keep` has said what could not be written
+                self._file.close()
 
 
 def _new_segment(folder: Path) -> IO[str]:

@@ -17,6 +17,7 @@ import numpy as np
 
 from slicewise.core.errors import SlicewiseError
 from slicewise.policies.base import Policy
+from slicewise.policies.registry import check_different
 from slicewise.sim.demand import MOST_DEMAND, Demand, SameDemand
 from slicewise.sim.experiment import ORACLE, STEADY_COLUMNS, Tick
 from slicewise.sim.mix import Mix
@@ -135,10 +136,8 @@ def check_step(step: int) -> None:
 
 def check_names(policies: Sequence[Policy], reference: str, oracle: bool) -> None:
     """Names tell policies apart, the reference is one of them, and the limit is none."""
+    check_different(policies)
     names = [policy.name for policy in policies]
-    for name in names:
-        if names.count(name) > 1:
-            raise SlicewiseError(f"policy {name!r} is named twice")
     if reference not in names:
         raise SlicewiseError(f"the reference {reference!r} is not among the policies")
     if oracle and ORACLE in names:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from slicewise.catalog import load_geometry
 from slicewise.catalog.fields import Reader, Table, amount, integer, kind, list_of, text
 from slicewise.core.errors import GeometryError, SlicewiseError, UnknownNameError
-from slicewise.policies.registry import policy
+from slicewise.policies.registry import check_different, policy
 from slicewise.sim.experiment import Experiment, Published, Steady
 from slicewise.sim.mix import parse_mix
 from slicewise.sim.sweep import Sweep
@@ -81,6 +81,7 @@ def _points(
     path: Path, spans: dict[str, tuple[Any, ...]], settings: dict[str, Any]
 ) -> Iterator[Experiment]:
     policies = tuple(policy(name) for name in spans["policies"])
+    check_different(policies)
     seen: set[str] = set()
     for model in spans["model"]:
         geometry = load_geometry(_beside(path, model))
@@ -92,7 +93,10 @@ def _points(
             if load is None:
                 yield Published(mixes, policies, gpus, seed=seed, **settings)
             else:
-                yield Steady(mixes, policies, gpus, seed=seed, load=load, **settings)
+                steady = Steady(mixes, policies, gpus, seed=seed, load=load, **settings)
+                for mix in range(len(mixes)):
+                    steady.units(mix)  # refuses a load that is too low
+                yield steady
 
 
 def _beside(path: Path, model: str) -> str:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from slicewise.core.errors import SlicewiseError
 from slicewise.sim.mix import Mix
 
 Ints = npt.NDArray[np.int64]
@@ -74,7 +75,13 @@ def longest_lifetime(mix: Mix, gpus: int, load: float) -> int:
     """The longest lifetime at which sustained demand is ``load`` of the cluster's capacity.
 
     One request arrives a slot, so concurrent demand is mean lifetime times mean size; lifetimes
-    are uniform from 1 to twice their mean.
+    are uniform from 1 to twice their mean. A load so low that they would be shorter is refused.
     """
     mean = load * gpus * mix.geometry.slices / mix.mean_size
-    return max(1, round(2 * mean))
+    longest = round(2 * mean)
+    if longest < 1:
+        raise SlicewiseError(
+            f"load {load:g} is too low for {gpus} {mix.geometry.model}: one comes a slot "
+            f"({mix.name}) and would stay for less; the least is about {load / (2 * mean):.2g}"
+        )
+    return longest
