@@ -57,7 +57,9 @@ def talking(
     service: Service, wanted: Callable[[Desired], None] = lambda desired: None
 ) -> Iterator[tuple[Conversation, list[str]]]:
     ends: list[str] = []
-    talk = Conversation(service, wanted, ends.append, PACE, random.Random(1))
+    talk = Conversation(
+        service, wanted, ends.append, lambda error: ends.append(repr(error)), PACE, random.Random(1)
+    )
     talk.start()
     yield talk, ends
     talk.close()
@@ -74,6 +76,8 @@ def until(tiny: TinyService, done: Callable[[], bool]) -> None:
 @pytest.mark.parametrize(
     ("server", "complaint"),
     [("", "is not the URL"), ("gpu-07:8080", "is not the URL"), ("ftp://x", "is not the URL"),
+     ("http://[::1", "is not the URL"), ("http://a..b:80", "is not the URL"),
+     (f"http://{'a' * 64}.example", "is not the URL"),
      ("http://x:99999", "has no port"), ("http://x:0", "has no port")],
 )  # fmt: skip
 def test_addresses_are_checked(server: str, complaint: str, token_file: Path) -> None:
@@ -105,9 +109,10 @@ def test_nobody_is_led_from_tls_to_none_or_in_circles(tiny: TinyService, token_f
     link._at = "https://x"
     assert not link._go_to(tiny.url)
     link._at = tiny.url
-    tiny.refusals = [(503, {"leader": tiny.url})]
-    with pytest.raises(UnreachableError):
-        link.call("GET", "/x")
+    for leader in (tiny.url, "http://[::1", "http://x:99999", "http://a..b"):
+        tiny.refusals = [(503, {"leader": leader})]
+        with pytest.raises(UnreachableError):
+            link.call("GET", "/x")
     with serving(TinyService()) as other:
         tiny.refusals = [(503, {"leader": other.url})] * 9
         other.refusals = [(503, {"leader": tiny.url})] * 9
@@ -118,7 +123,7 @@ def test_nobody_is_led_from_tls_to_none_or_in_circles(tiny: TinyService, token_f
 
 def test_one_of_several_addresses_is_enough(tiny: TinyService, token_file: Path) -> None:
     link = Link(Service.named(f"http://127.0.0.1:9, {tiny.url}/", token_file))
-    with pytest.raises(UnreachableError, match=r"127\.0\.0\.1:9 cannot be reached"):
+    with pytest.raises(UnreachableError, match=r"127\.0\.0\.1:9: it cannot be reached"):
         link.call("POST", "/v1/agent/hello", HELLO)
     link.call("POST", "/v1/agent/hello", HELLO)
     token_file.write_text("revoked")
@@ -126,6 +131,31 @@ def test_one_of_several_addresses_is_enough(tiny: TinyService, token_file: Path)
         link.call("POST", "/v1/agent/hello", HELLO)
     assert refused.value.status == 401
     link.close()
+
+
+@pytest.mark.parametrize("status", [500, 502, 503])
+def test_an_address_that_fails_is_named_and_left(
+    status: int, tiny: TinyService, token_file: Path
+) -> None:
+    with serving(TinyService()) as broken:
+        broken.refusals = [(status, {"detail": "out of order"})] * 9
+        link = Link(Service.named(f"{broken.url},{tiny.url}", token_file))
+        with pytest.raises(UnreachableError, match=f"^{broken.url}: out of order"):
+            link.call("POST", "/v1/agent/hello", HELLO)
+        link.call("POST", "/v1/agent/hello", HELLO)
+        link.close()
+
+
+def test_a_fault_of_its_own_is_not_silence(tiny: TinyService, token_file: Path) -> None:
+    """A thread that ends unheard would leave an agent that looks well and never hears again."""
+
+    def wanted(desired: Desired) -> None:
+        raise ZeroDivisionError
+
+    with talking(Service.named(tiny.url, token_file), wanted) as (talk, ends):
+        talk.hello(HELLO)
+        until(tiny, lambda: bool(ends))
+        assert ends == ["ZeroDivisionError()"]
 
 
 def test_what_is_wanted_arrives_and_news_is_sent(tiny: TinyService, token_file: Path) -> None:
@@ -199,6 +229,30 @@ def test_it_goes_on_after_refusals_and_silence(
     told = [record.getMessage() for record in caplog.records]
     refused = [line for line in told if "the service refuses (401): nobody knows" in line]
     assert len(refused) == 1, "what is wrong is said once"
+
+
+def test_sessions_that_are_over_at_once_are_not_begun_without_end(
+    tiny: TinyService, token_file: Path
+) -> None:
+    talk = Conversation(
+        Service.named(tiny.url, token_file), lambda desired: None, print, print, PACE
+    )
+    talk.hello(HELLO)
+    talk.report(NEWS)
+    waits = [talk._speak()]
+    for _ in range(3):
+        tiny.refusals = [(409, {"reason": "unknown", "detail": "say hello again"})]
+        assert talk._speak() == 0.0
+        waits.append(talk._speak())
+    assert waits[:2] == [0.0, 0.0], "once is no reason to wait"
+    assert all(waits[2:])
+    assert len(tiny.hellos) == 4
+    talk._ask()
+    tiny.refusals = [(409, {"reason": "unknown", "detail": "say hello again"})]
+    assert [talk._speak(), talk._speak()] == [0.0, 0.0]
+    talk.close()
+    for link in talk._links:
+        link.close()
 
 
 def test_a_superseded_agent_ends(tiny: TinyService, token_file: Path) -> None:

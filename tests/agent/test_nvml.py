@@ -184,6 +184,35 @@ def test_processes_and_events_on_older_drivers(machine_of: MachineMaker, opened:
     assert opened(machine).events() == []
 
 
+def test_what_is_told_of_a_gpu_that_falls_off_the_bus(
+    machine_of: MachineMaker, opened: Open, tmp_path: Path
+) -> None:
+    """It can no longer be asked who it is; that is known, and others' errors are heard as well."""
+    machine = machine_of(gpus=2)
+    first, second = (gpu.uuid for gpu in machine.gpus)
+    node = Node(opened(machine), Seats(tmp_path), Health(tmp_path, "b"))
+    node.look()
+    machine.xid(1, 48)
+    machine.lose(0)
+    machine.xid(1, 95)
+    node.look()
+    assert "XID 79" in node.problem(first)
+    assert "XID 48" in node.problem(second)
+    assert "XID 95" in node.problem(second)
+
+
+def test_a_driver_that_comes_back_in_another_version(
+    machine_of: MachineMaker, opened: Open, tmp_path: Path
+) -> None:
+    machine = machine_of()
+    node = Node(opened(machine), Seats(tmp_path), Health(tmp_path, "b"))
+    node.look()
+    machine.fail("nvmlSystemGetDriverVersion", 9)
+    machine.fail("nvmlInitWithFlags", 18, times=None)
+    with pytest.raises(DriverChangedError, match="different versions"):
+        node.look()
+
+
 def test_lists_that_do_not_fit_together_are_refused(machine_of: MachineMaker, opened: Open) -> None:
     machine = machine_of()
     machine.create_instance(0, "1g.18gb", 0)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from tests.agent.simulated import World
 
 from slicewise.agent.carrying import (
@@ -14,6 +17,7 @@ from slicewise.agent.carrying import (
     SELDOM,
     TAKEN_ATTEMPTS,
 )
+from slicewise.agent.migmode import Switch
 from slicewise.agent.record import Record
 from slicewise.agent.wanted import Evicted
 
@@ -96,6 +100,76 @@ def test_a_service_restored_from_an_older_backup_finds_strays(tmp_path: Path) ->
     assert world.office.wanted["c", 0].uuid == uuid
 
 
+def stray(world: World) -> str:
+    """An instance that the service has forgotten: its UUID."""
+    world.office.place("a", "GPU-0", "1g.6gb", 0, 1)
+    world.settle()
+    uuid = world.office.wanted["a", 0].uuid
+    world.office.wanted.clear()
+    world.turn()
+    assert foreign(world) == [(uuid, "stray")]
+    return uuid
+
+
+def adopt(world: World, uuid: str, present: bool = True) -> None:
+    world.office.place("c", "GPU-0", "1g.6gb", 0, 1)
+    adopted = replace(world.office.wanted["c", 0], uuid=uuid, present=present)
+    world.office.wanted["c", 0] = adopted
+
+
+def test_a_stray_adopted_and_released_before_that_was_heard_of_goes(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    adopt(world, stray(world), present=False)
+    world.settle()
+    assert ("c", 0) in world.office.released
+    assert foreign(world) == []
+    world.check()
+    assert world.hardware.everything == []
+
+
+@pytest.mark.parametrize("order", ["evict", "adopt", "release"])
+def test_a_stray_that_is_half_destroyed_is_still_known_by_its_uuid(
+    order: str, tmp_path: Path
+) -> None:
+    world = World(tmp_path)
+    uuid = stray(world)
+    (there,) = world.hardware.gpus["GPU-0"]
+    world.hardware.gpus["GPU-0"] = [replace(there, compute=())]
+    world.turn()
+    assert foreign(world) == [(uuid, "stray")]
+    if order == "evict":
+        world.office.evict = [Evicted("GPU-0", "1g.6gb", 0, uuid)]
+    else:
+        adopt(world, uuid, present=order == "adopt")
+    world.settle()
+    world.check()
+    assert len(world.hardware.everything) == (1 if order == "adopt" else 0)
+    assert world.office.failures == {}
+
+
+def test_without_room_on_the_disk_what_is_there_stays_known_by_its_uuid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An adopted instance, or one of a lost record, is not called unmade, let alone given up."""
+    world = World(tmp_path)
+    uuid = stray(world)
+    (tmp_path / "instances.json").unlink()
+    world.start()
+    adopt(world, uuid)
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        for _ in range(CREATE_ATTEMPTS + 2):
+            world.turn()
+            assert ("c", 0) not in world.office.phases
+    world.settle()
+    world.check()
+    assert world.office.wanted["c", 0].uuid == uuid
+
+
 def test_a_stray_is_evicted_by_name_and_what_is_wanted_is_not(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.office.place("a", "GPU-0", "1g.6gb", 0, 1)
@@ -151,6 +225,24 @@ def test_an_instance_somebody_destroyed_is_made_again(tmp_path: Path) -> None:
     assert "which is not ours" in world.office.failures["a", 0]
     world.check()
     assert len(world.hardware.strangers) == 1
+
+
+def test_mig_mode_that_is_yet_to_be_switched_on_is_waited_for(tmp_path: Path) -> None:
+    """As after a restart of the node, when something else is quicker to use the GPU."""
+    world = World(tmp_path)
+    world.hardware.mig["GPU-0"] = False
+    world.driver.running = [77]
+    node, switch = world.carrier.node, Switch(["GPU-0"])
+    node.look()
+    switch.attempt(node)
+    world.office.place("a", "GPU-0", "1g.6gb", 0, 1)
+    world.turn()
+    assert "processes use the GPU: 77" in str(world.office.phases["a", 0]["detail"])
+    world.driver.running = []
+    switch.attempt(node)
+    world.settle()
+    world.check()
+    assert world.office.failures == {}
 
 
 def test_a_gpu_that_does_not_answer_changes_nothing_that_is_there(tmp_path: Path) -> None:

@@ -62,6 +62,13 @@ def is_ours(own: Own | None, instance: InstanceReading | None) -> bool:
             return own.id == instance.id and has == []
 
 
+def named(own: Own | None, instance: InstanceReading) -> str:
+    """By what the service knows an instance: its UUID, or the one it had while it was whole."""
+    if instance.compute:
+        return instance.compute[0].uuid
+    return own.uuid if own is not None and is_ours(own, instance) else ""
+
+
 @pytest.mark.parametrize("uuid", UUIDS)
 @pytest.mark.parametrize("instance", INSTANCES)
 @pytest.mark.parametrize("own", RECORDS)
@@ -83,16 +90,18 @@ def test_nothing_is_destroyed_that_was_not_ordered_and_is_not_known(
         assert own.allocation == "a"
     if present.do is Do.CLAIM:
         assert instance is not None
-        assert instance.uuid == uuid != ""
+        assert named(own, instance) == uuid != ""
     absent = toward_absent(Wanted(**{**vars(ITEM), "uuid": uuid, "present": False}), here, book)
     if absent.do in DESTROYING:
         assert ours
         assert own is not None
         assert own.allocation == "a"
     if absent.do is Do.CLAIM:
-        assert own is None
+        assert own is None or own.allocation != "a"
         assert instance is not None
-        assert instance.uuid == uuid != ""
+        assert named(own, instance) == uuid != ""
+    elif own is None or own.allocation != "a":
+        assert instance is None or not uuid or named(own, instance) != uuid, "it would stay"
     evicted = toward_evicted(Evicted(GPU, TWO.name, 2, uuid), here, book, {("a", 0)})
     if evicted.do in DESTROYING:
         assert ours
@@ -101,8 +110,16 @@ def test_nothing_is_destroyed_that_was_not_ordered_and_is_not_known(
         assert own.uuid == uuid
     if evicted.do is Do.CLAIM:
         assert instance is not None
-        assert instance.uuid == uuid
+        assert named(own, instance) == uuid
         assert not (ours and own is not None and own.allocation == "a"), "it is wanted"
+
+
+def test_what_was_adopted_and_released_unheard_is_destroyed_but_not_what_is_listed() -> None:
+    book = Book({KEY: Own(GPU, TWO.name, 2, 2, "b", 0, Stage.WHOLE, 5, "MIG-1")})
+    item = Wanted(**{**vars(ITEM), "uuid": "MIG-1", "present": False})
+    claim = toward_absent(item, gpu(there()), book, {item.part})
+    assert (claim.do, claim.uuid) == (Do.CLAIM, "MIG-1")
+    assert toward_absent(item, gpu(there()), book, {item.part, ("b", 0)}).do is Do.NOTHING
 
 
 def wait(step: Step) -> str:

@@ -260,6 +260,23 @@ def test_nothing_heavy_is_imported(
     assert len(done.stdout.splitlines()) > 5
 
 
+def test_a_gpu_that_does_not_answer_is_not_called_none(
+    machine_of: MachineMaker, library: Path, tmp_path: Path
+) -> None:
+    machine = machine_of()
+    machine.lose(0)
+    token = tmp_path / "token"
+    token.write_text("secret")
+    done = subprocess.run(
+        [sys.executable, "-m", "slicewise.agent", "--server", "http://127.0.0.1:9", "--token-file",
+         str(token), "--state", str(tmp_path / "state")],
+        env={**os.environ, **machine.environment(library)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "the GPU is lost" in done.stderr.splitlines()[-1]
+
+
 def test_the_command_as_it_is_started(machine_of: MachineMaker, library: Path) -> None:
     machine = machine_of(gpus=2, mig=False)
     machine.set_mig(1, True)

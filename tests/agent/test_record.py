@@ -54,6 +54,12 @@ def test_what_is_no_record_is_put_aside(tmp_path: Path, text: str) -> None:
     assert (tmp_path / "instances.broken").read_text() == text
 
 
+def test_what_is_no_text_is_put_aside(tmp_path: Path) -> None:
+    """As a disk may leave it after power has failed."""
+    (tmp_path / "instances.json").write_bytes(b'{"boot": "\xff\xfe')
+    assert "was put aside" in Record(tmp_path, "boot").remark
+
+
 def test_a_record_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "instances.json").mkdir()
     with pytest.raises(SlicewiseError, match="cannot be read"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -94,12 +95,38 @@ def test_without_a_cdi_folder_an_instance_is_there_all_the_same(tmp_path: Path) 
     world.check()
 
 
+def test_what_containers_could_still_be_started_with_is_not_destroyed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path)
+    world.office.place("a", "GPU-0", "1g.6gb", 0, 1)
+    world.settle()
+    world.office.release("a")
+
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", read_only)
+        world.turn()
+        told = world.office.phases["a", 0]
+        assert told["phase"] == "releasing"
+        assert "cannot be removed: Read-only file system" in str(told["detail"])
+        assert world.hardware.everything[0][1].compute
+        assert world.cdi is not None
+        world.cdi.withdraw("MIG-of-nobody")
+    world.settle()
+    world.check()
+    assert ("a", 0) in world.office.released
+
+
 def test_managers_are_found_by_their_processes(tmp_path: Path) -> None:
     for number, comm, cmdline in (
         (1, "systemd", "/sbin/init"),
         (20, "nvidia-mig-mana", "nvidia-mig-manager\0-x"),
         (30, "bash", "/bin/bash\0/usr/bin/nvidia-mig-parted\0apply"),
         (40, "gpu-kubelet-plu", "/usr/bin/gpu-kubelet-plugin"),
+        (41, "vim", "vim\0/root/nvidia-device-plugin.yml"),
     ):
         folder = tmp_path / "proc" / str(number)
         folder.mkdir(parents=True)
@@ -131,6 +158,13 @@ def test_managers_are_found_by_sockets_and_units(
     unit.parent.mkdir(parents=True)
     unit.symlink_to("/nowhere")
     assert "its unit is enabled" in managers(root=root)[0]
+    unit.unlink()
+
+    def forbidden(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "stat", forbidden)
+    assert managers(root=root) == [], "whoever is not root is told so later, by the driver"
 
 
 def test_one_agent_a_node(tmp_path: Path) -> None:
@@ -230,6 +264,10 @@ def test_mig_mode_is_switched_where_nothing_runs(tmp_path: Path) -> None:
     switch.attempt(node)
     assert "processes use the GPU: 77" in node.problem("GPU-1")
     world.driver.running = []
+    node.trouble = "another MIG manager is at work"
+    switch.attempt(node)
+    assert world.hardware.mig["GPU-1"] is False
+    node.trouble = ""
     world.driver.mig_status = RESET_REQUIRED
     switch.attempt(node)
     assert "MIG mode could not be switched on" in node.problem("GPU-1")

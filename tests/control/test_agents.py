@@ -441,12 +441,33 @@ def test_after_a_restart_allocations_may_fail() -> None:
 
 def test_what_was_leaving_on_a_gpu_that_is_gone_after_a_restart_is_gone() -> None:
     site = Site()
-    one = site.create("7g.141gb", count=2)
+    one, other = (site.create("7g.141gb") for _ in range(2))
     site.office.release(one["id"])
-    site.hello(gpus=("GPU-1",))
+    left = f"GPU-{other['gpu']}"
+    site.hello(gpus=(left,))
     assert site.node.instances == 2, "nobody knows"
-    site.hello(gpus=("GPU-1",), boot="b2")
+    site.hello(gpus=(left,), boot="b2")
     assert site.node.instances == 1, "no instance outlives a restart"
+
+
+@pytest.mark.parametrize(
+    "changes", [{"gpus": ("GPU-0", "GPU-1", "GPU-2")}, {"geometry": None}], ids=["gpus", "driver"]
+)
+def test_a_node_that_became_another_can_be_drained_after_a_restart(changes: dict[str, Any]) -> None:
+    """Its hello is refused while instances are there, so nobody could say that they are gone."""
+    if "geometry" in changes:
+        changes = {"geometry": other_geometry()}
+    site = Site()
+    one = site.create()
+    site.active(one)
+    site.hello(boot="b2", status=409, **changes)
+    site.office.ask(Drain("g", evict=True))
+    site.hello(status=409, **changes)  # of the same boot: they may be there
+    assert site.node.instances == 1
+    site.hello(boot="b2", **changes)
+    assert (site.node.instances, site.node_phase) == (0, "drained")
+    assert not site.state.leaving
+    assert len(site.node.gpus) == len(site.gpus)
 
 
 # Holds
@@ -666,6 +687,20 @@ def test_adopting_makes_an_allocation_where_it_is() -> None:
     assert not site.node.agent.foreign
     site.phase(one, "gone")
     assert site.state.cluster.instance_count == 0
+
+
+def test_an_order_to_destroy_a_stray_outlives_that_the_agent_takes_it_over() -> None:
+    """While it is being destroyed it is the agent's own no more: a foreign one, in use, say."""
+    site = Site(gpus=("GPU-0",))
+    site.report(foreign=(stranger(why="stray"),))
+    assert site.office.ask(Evict("g", "MIG-x"))[0] == 202
+    site.report(foreign=(stranger(),))
+    assert site.node.agent.foreign["MIG-x"].why == "foreign"
+    assert [order.uuid for order in site.desired().evict] == ["MIG-x"]
+    assert site.office.create("7g.141gb")[0] == 409, "its slices are blocked as before"
+    site.report()
+    assert site.desired().evict == ()
+    assert site.create("7g.141gb")["start"] == 0
 
 
 def test_adopting_is_refused_for_good_reasons() -> None:

@@ -218,7 +218,7 @@ def _prepare(options: Options, driver: Driver, others: Callable[[], list[str]]) 
     node = Node(driver, Seats(options.state), Health(options.state, boot))
     node.look()
     if not node.gpus:
-        raise SlicewiseError("the driver lists no GPU on this node")
+        raise SlicewiseError(node.silent or "the driver lists no GPU on this node")
     if all(node.is_read(gpu) and node.seen[gpu].mig is None for gpu in node.gpus):
         names = sorted({reading.name for reading in node.seen.values()})
         raise SlicewiseError(f"no GPU of this node supports MIG: {', '.join(names)}")
@@ -247,7 +247,11 @@ def _run(worker: Worker, service: Service, pace: Pace, stop: threading.Event) ->
     def superseded(sentence: str) -> None:
         end(SUPERSEDED, f"another agent has taken over this node: {sentence}")
 
-    conversation = Conversation(service, worker.want, superseded, pace)
+    def failed(error: BaseException) -> None:
+        _log.error("the agent has a fault of its own", exc_info=error)
+        end(AGAIN, f"a fault of the agent's own: {error!r}")
+
+    conversation = Conversation(service, worker.want, superseded, failed, pace)
     worker.say_hello, worker.say = conversation.hello, conversation.report
 
     def work() -> None:
@@ -256,8 +260,7 @@ def _run(worker: Worker, service: Service, pace: Pace, stop: threading.Event) ->
         except SlicewiseError as error:
             end(AGAIN, str(error))
         except BaseException as error:
-            _log.exception("the agent has a fault of its own")
-            end(AGAIN, f"a fault of the agent's own: {error!r}")
+            failed(error)
 
     thread = threading.Thread(target=work, name="agent-driver", daemon=True)
     if threading.current_thread() is threading.main_thread():

@@ -16,6 +16,7 @@ from slicewise.agent.node import SENTENCE, Node
 from slicewise.agent.planning import (
     Do,
     Step,
+    known_by,
     own_part,
     toward_absent,
     toward_evicted,
@@ -128,6 +129,7 @@ class Carrier:
         """One attempt: steps until it is done, or something is in the way."""
         standing = self._standings[item]
         before = (standing.phase, standing.uuid, standing.detail)
+        claiming = False
         try:
             for _ in range(_MOST_STEPS):
                 gpu = self._reading(item)
@@ -136,7 +138,9 @@ class Carrier:
                 step = self._plan(item, gpu)
                 if self._settled(item, step, gpu):
                     break
-                self._say_begun(item)
+                claiming = step.do is Do.CLAIM
+                if not claiming:
+                    self._say_begun(item)
                 self._fresh.discard(item.gpu)
                 self._carry_out(item, step)
             else:
@@ -144,7 +148,12 @@ class Carrier:
         except (DriverError, RecordError) as error:
             self._fresh.discard(item.gpu)
             self._withdraw_intent(item)
-            self._again(item, str(error))
+            if claiming and isinstance(item, Wanted) and item.present:
+                # It is there and in use: a full disk is no reason to call it unmade.
+                _log.warning("%s cannot be taken over yet: %s", item.uuid, error)
+                self._put_off(item)
+            else:
+                self._again(item, str(error))
         if (standing.phase, standing.uuid, standing.detail) != before:
             self._told(True)
 
@@ -163,8 +172,7 @@ class Carrier:
             ours = own is not None and own_part(own) == item.part
             if item.present and (item.uuid or (ours and own and own.stage is Stage.WHOLE)):
                 # It was there, and whether it still is nobody knows: nothing is said.
-                wait = growing_wait(LONG_AGO, self._chance)
-                self._standings[item].due = self._clock() + wait
+                self._put_off(item)
                 return None
             known = item.present or ours or item.uuid
             if error.code == GPU_NOT_FOUND and not known:
@@ -182,7 +190,7 @@ class Carrier:
         if item.present:
             leaving = {wanted.part for wanted in self.desired.instances if not wanted.present}
             return toward_present(item, gpu, self.record, leaving)
-        return toward_absent(item, gpu, self.record)
+        return toward_absent(item, gpu, self.record, listed)
 
     def _settled(self, item: Wanted | Evicted, step: Step, gpu: GpuReading) -> bool:
         """Deal with a step that needs no doing; False for one that does."""
@@ -197,9 +205,13 @@ class Carrier:
             self._again(item, step.reason, TAKEN_ATTEMPTS if step.taken and not leaving else 0)
         elif step.do is Do.REFUSE:
             self._withdraw_intent(item)
-            self._give_up(item, step.reason)
+            if gpu.mig is False and item.gpu in self.node.remarks:
+                # It is to be switched on, and somebody keeps it from that.
+                self._again(item, self.node.remarks[item.gpu])
+            else:
+                self._give_up(item, step.reason)
         elif self.node.trouble:
-            self._standings[item].due = self._clock() + growing_wait(LONG_AGO, self._chance)
+            self._put_off(item)
             self._standings[item].detail = self.node.trouble
         else:
             return False
@@ -299,6 +311,10 @@ class Carrier:
         doing = "making" if creating else "destroying"
         _log.warning("%s %s failed, attempt %d: %s", doing, item.key, attempts, reason)
 
+    def _put_off(self, item: Wanted | Evicted) -> None:
+        """Try again later; that is no attempt that failed, and nothing is said of it."""
+        self._standings[item].due = self._clock() + growing_wait(LONG_AGO, self._chance)
+
     def _give_up(self, item: Wanted | Evicted, reason: str) -> None:
         standing = self._standings[item]
         if not (isinstance(item, Wanted) and item.present):
@@ -348,8 +364,7 @@ class Carrier:
                 found.append(
                     {
                         "gpu": gpu,
-                        # Half evicted it has no UUID left, and still is the same.
-                        "uuid": there.uuid or (own.uuid if own is not None and ours else ""),
+                        "uuid": known_by(own, there),
                         "profile": there.profile,
                         "start": there.start,
                         "size": there.size,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from slicewise.agent.driver import GpuReading, InstanceReading
-from slicewise.agent.record import write_file
+from slicewise.agent.record import RecordError, write_file
 
 KIND = "slicewise.dev/mig"
 _PREFIX = "slicewise.dev-mig-"
@@ -69,8 +69,12 @@ class Cdi:
 
     def withdraw(self, uuid: str) -> None:
         """Take the instance's file away, so that no container is started with it any more."""
-        with contextlib.suppress(OSError):
-            self._path(uuid).unlink(missing_ok=True)
+        path = self._path(uuid)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            if path.exists():  # A folder that is read-only refuses what is not there as well.
+                raise RecordError(f"{str(path)!r} cannot be removed: {error.strerror}") from None
 
     def keep(self, uuids: Collection[str]) -> None:
         """Take away the files of all other instances; files of others are not ours to touch."""

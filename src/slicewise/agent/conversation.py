@@ -53,14 +53,19 @@ class Conversation:
         service: Service,
         wanted: Callable[[Desired], None],
         ended: Callable[[str], None],
+        failed: Callable[[Exception], None],
         pace: Pace | None = None,
         chance: random.Random | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``wanted`` gets every desired state; ``ended`` hears that another agent is here."""
+        """``wanted`` gets every desired state; ``ended`` hears that another agent is here.
+
+        ``failed`` hears of a fault of our own, after which there is no more talk.
+        """
         self._links = [Link(service), Link(service)]
         self._wanted = wanted
         self._ended = ended
+        self._failed = failed
         self._pace = pace or Pace()
         self._chance = chance or random.Random()
         self._clock = clock
@@ -71,6 +76,8 @@ class Conversation:
         """By which the service tells a late hello of this agent from another agent's."""
         self._session = ""
         self._after = 0
+        self._in_vain = 0
+        """Sessions that were over before anything was heard in them."""
         self._letter: _Letter | None = None
         self._delivered = 0
         self._lost: dict[str, str] = {}
@@ -141,9 +148,12 @@ class Conversation:
             except RefusedError as error:
                 wait = self._pace.slow
                 self._say_once(name, f"the service refuses ({error.status}): {error}")
-            except (AnswerError, SlicewiseError) as error:
+            except SlicewiseError as error:
                 wait = self._pace.slow
                 self._say_once(name, str(error))
+            except Exception as error:
+                self._failed(error)
+                return
             with self._changed:
                 if wait and not self._closed:
                     self._changed.wait_for(lambda: self._closed, wait)
@@ -166,6 +176,8 @@ class Conversation:
         if not session:
             answer = link.call("POST", "/v1/agent/hello", {"life": self._life, **hello})
             self._begin(answer, hello)
+            if self._in_vain > 1:
+                return growing_wait(self._in_vain - 1, self._chance, self._pace.longest)
         elif letter is not None:
             try:
                 link.call("POST", "/v1/agent/report", {"session": session, **letter.body})
@@ -215,7 +227,7 @@ class Conversation:
         with self._changed:
             if session != self._session or self._closed:
                 return 0.0
-            self._after = desired.seq
+            self._after, self._in_vain = desired.seq, 0
             if desired.seq < after and self._letter is not None:
                 # It was restored from a backup, and may not know what it was told: once more.
                 self._letter = replace(self._letter, number=self._letter.number + 1)
@@ -237,6 +249,7 @@ class Conversation:
                 self._changed.notify_all()
             else:
                 self._session = ""
+                self._in_vain += 1
                 self._changed.notify_all()
                 _log.warning("the service does not know this session: %s", error)
                 return True

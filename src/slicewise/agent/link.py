@@ -15,7 +15,7 @@ import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from slicewise.core.errors import SlicewiseError
 
@@ -50,13 +50,7 @@ class Service:
         """The service at these URLs, with commas between; checked, as the files are."""
         urls = tuple(url.strip().rstrip("/") for url in server.split(",") if url.strip())
         for url in urls or (server,):
-            parts = urlsplit(url)
-            if parts.scheme not in ("http", "https") or not parts.hostname:
-                raise SlicewiseError(f"{url!r} is not the URL of a service, as https://HOST:PORT")
-            with contextlib.suppress(ValueError):
-                if parts.port != 0:
-                    continue
-            raise SlicewiseError(f"{url!r} has no port between 1 and 65535")
+            _parts(url)
         service = cls(urls, token_file, ca)
         service.token()
         service.context()
@@ -108,12 +102,10 @@ class Link:
             leader = table.get("leader")
             if status == 503 and isinstance(leader, str) and self._go_to(leader):
                 continue
-            if status in (502, 503, 504) or status == 429:
-                self._next()
-                raise UnreachableError(f"{self._at}: {detail}")
+            if status >= 500 or status == 429:
+                raise self._unreachable(detail)
             raise RefusedError(status, str(table.get("reason") or ""), detail)
-        self._next()
-        raise UnreachableError(f"{self._at}: its processes do not agree on who leads")
+        raise self._unreachable("its processes do not agree on who leads")
 
     def interrupt(self) -> None:
         """Let a call that waits for its answer fail, and all later ones; from any thread."""
@@ -152,24 +144,22 @@ class Link:
                 stale = isinstance(error, ConnectionError | http.client.RemoteDisconnected)
                 if kept and stale and not self._closed:
                     continue
-                where = self._at
-                self._next()
-                raise UnreachableError(f"{where} cannot be reached: {_why(error)}") from None
+                raise self._unreachable(f"it cannot be reached: {_why(error)}") from None
         if response.will_close:
             self._drop()
         try:
             return response.status, json.loads(text) if text else None
         except ValueError:
-            self._drop()
             if response.status < 400:
-                raise UnreachableError(f"{self._at}: its answer is not JSON") from None
+                raise self._unreachable("its answer is not JSON") from None
+            self._drop()
             return response.status, None
 
     def _connect(self, patience: float) -> http.client.HTTPConnection:
         if self._closed:
             raise ConnectionAbortedError("the agent is ending")
         if self._connection is None:
-            parts = urlsplit(self._at)
+            parts = _parts(self._at)
             assert parts.hostname is not None
             if parts.scheme == "https":
                 self._connection = http.client.HTTPSConnection(
@@ -188,26 +178,45 @@ class Link:
     def _go_to(self, leader: str) -> bool:
         """Turn to the leader; never from a secure address to one that is not."""
         url = leader.rstrip("/")
-        parts = urlsplit(url)
-        secure = urlsplit(self._at).scheme == "https"
-        if parts.scheme not in ("http", "https") or not parts.hostname or url == self._at:
+        try:
+            parts = _parts(url)
+        except SlicewiseError:
             return False
-        if secure and parts.scheme != "https":
+        secure = urlsplit(self._at).scheme == "https"
+        if url == self._at or (secure and parts.scheme != "https"):
             return False
         self._drop()
         self._at = url
         return True
 
-    def _next(self) -> None:
-        """Turn to the next address, beginning with those that were given."""
+    def _unreachable(self, why: str) -> UnreachableError:
+        """Turn to the next address, beginning with those that were given; why, for people."""
+        error = UnreachableError(f"{self._at}: {why}")
         urls: Sequence[str] = self._service.urls
         self._drop()
         self._at = urls[(urls.index(self._at) + 1) % len(urls)] if self._at in urls else urls[0]
+        return error
 
     def _drop(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
+
+
+def _parts(url: str) -> SplitResult:
+    """The parts of a service's URL; refused where nobody could be reached by it."""
+    try:
+        parts = urlsplit(url)
+        proper = parts.scheme in ("http", "https") and bool(parts.hostname)
+        (parts.hostname or "").encode("idna")  # as a name that is looked up will be
+    except ValueError:
+        proper = False
+    if not proper:
+        raise SlicewiseError(f"{url!r} is not the URL of a service, as https://HOST:PORT")
+    with contextlib.suppress(ValueError):
+        if parts.port != 0:
+            return parts
+    raise SlicewiseError(f"{url!r} has no port between 1 and 65535")
 
 
 def _why(error: Exception) -> str:

@@ -41,21 +41,22 @@ def _processes(root: Path) -> Iterator[tuple[str, str]]:
     with contextlib.suppress(OSError):
         folders = [path for path in (root / "proc").iterdir() if path.name.isdecimal()]
     for folder in sorted(folders, key=lambda path: int(path.name)):
-        names = set()
+        comm, words = "", list[str]()
         with contextlib.suppress(OSError):
-            names.add((folder / "comm").read_bytes().decode(errors="replace").strip())
+            comm = (folder / "comm").read_bytes().decode(errors="replace").strip()
         with contextlib.suppress(OSError):
             words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            # A script is run by an interpreter, which then comes first.
-            names |= {os.path.basename(word)[:_COMM] for word in words[:2]}  # noqa: PTH119
+        # A script is run by an interpreter, which then comes first.
+        programs = {os.path.basename(word) for word in words[:2]}  # noqa: PTH119
         for name in MANAGERS:
-            if name[:_COMM] in names:
+            if comm == name[:_COMM] or name in programs:
                 yield name, f"process {folder.name}"
 
 
 def _listening(root: Path) -> Iterator[tuple[str, str]]:
     for path, name in _SOCKETS.items():
-        if (root / path).exists() and _answers(root / path):
+        # What a user may not look at is not there for them; the agent itself is root.
+        if os.path.exists(root / path) and _answers(root / path):  # noqa: PTH110
             yield name, f"it listens on /{path}"
 
 

@@ -32,7 +32,7 @@ class Switch:
     def attempt(self, node: Node) -> None:
         """Switch where nothing runs; where it cannot be done yet, the GPU is held and says why."""
         for gpu in list(self._left):
-            if not node.is_read(gpu):
+            if node.trouble or not node.is_read(gpu):
                 continue
             remark = self._switch(node, gpu)
             if remark and node.remarks.get(gpu) != remark:

@@ -44,6 +44,8 @@ class Node:
         """GPUs that could not be read last time, and why."""
         self._absent: set[str] = set()
         """GPUs the driver no longer lists."""
+        self.silent = ""
+        """Why a GPU does not tell its UUID."""
         self.trouble = ""
         """What keeps every GPU from taking new instances."""
         self.remarks: dict[str, str] = {}
@@ -57,8 +59,7 @@ class Node:
             self.version = self.driver.version()
             listed = self.driver.gpus()
         except DriverError as error:
-            if error.code == LIBRARY_MISMATCH:
-                raise DriverChangedError(str(error)) from None
+            _insist_on_the_same(error)
             for gpu in self.gpus:
                 self._unread[gpu] = str(error)
             self._begin_anew()
@@ -69,13 +70,13 @@ class Node:
         errors = [gpu for gpu in listed if isinstance(gpu, DriverError)]
         self.gpus = self._seats.take(found)
         # One that does not tell its UUID is probably one of those that are missing.
-        silent = str(errors[0]) if errors else ""
-        self._absent = set() if silent else {gpu for gpu in self.gpus if gpu not in found}
+        self.silent = str(errors[0]) if errors else ""
+        self._absent = set() if errors else {gpu for gpu in self.gpus if gpu not in found}
         for gpu in self.gpus:
             if gpu in found:
                 self._read_quietly(gpu)
             else:
-                self._unread[gpu] = silent or "it is no longer there"
+                self._unread[gpu] = self.silent or "it is no longer there"
         self._listen()
 
     def read(self, gpu: str) -> GpuReading:
@@ -191,7 +192,13 @@ class Node:
         try:
             self.driver.reopen()
         except DriverError as error:
+            _insist_on_the_same(error)
             _log.error("the driver does not answer: %s", error)
+
+
+def _insist_on_the_same(error: DriverError) -> None:
+    if error.code == LIBRARY_MISMATCH:
+        raise DriverChangedError(str(error)) from None
 
 
 def _offers(reading: GpuReading) -> list[tuple[object, ...]]:

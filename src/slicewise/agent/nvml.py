@@ -1,4 +1,4 @@
-"""The driver through NVML, by NVIDIA's own binding; no other module knows of it.
+"""The driver through NVML; beside `binding`, no other module knows of it.
 
 A reading is whole or an error. Wherever two of the driver's answers do not fit together (an
 instance by its device but not by its profile, say) the reading is refused, since somebody might
@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib
 import math
 from typing import Any
 
+from slicewise.agent.binding import ABSENT, INVALID_ARGUMENT, MOST_LISTED, Binding
 from slicewise.agent.driver import (
     FUNCTION_NOT_FOUND,
-    GPU_IS_LOST,
-    GPU_NOT_FOUND,
     INVALID_STATE,
     NOT_FOUND,
     NOT_SUPPORTED,
@@ -30,15 +28,9 @@ from slicewise.agent.driver import (
     ProfileReading,
     Usage,
 )
-from slicewise.core.errors import SlicewiseError
 
-_INVALID_ARGUMENT = 2
-_VERSION_MISMATCH = 25
-_NOT_OFFERED = {_INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND}
+_NOT_OFFERED = {INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND}
 """How drivers say that a kind of instance does not exist on a GPU."""
-_ABSENT = {FUNCTION_NOT_FOUND, _VERSION_MISMATCH}
-"""How older drivers say that they lack the newer form of a function."""
-_MOST_PLACES = 64
 _XID = 0x8
 _EVENTS_AT_ONCE = 1000
 
@@ -52,25 +44,19 @@ class Nvml:
 
     def __init__(self) -> None:
         """Load the library; without one, one sentence says so."""
-        try:
-            self._lib: Any = importlib.import_module("pynvml")
-        except ImportError:
-            raise SlicewiseError(
-                "the agent needs NVIDIA's package nvidia-ml-py: pip install 'slicewise[agent]'"
-            ) from None
-        self._older: Any = getattr(self._lib, "NVMLLibraryMismatchError", ())
-        """How newer versions of the binding say that the driver is older."""
+        self._nvml = Binding()
         self._offers: dict[str, tuple[ProfileReading, ...]] = {}
         self._compute_profiles: dict[tuple[str, int], tuple[Any, ...]] = {}
         self._events: Any = None
-        self._registered: set[str] = set()
+        self._registered: dict[int, str] = {}
+        """By handle: the UUIDs of the GPUs whose errors are kept for us."""
         self._open = False
         self.reopen()
 
     def reopen(self) -> None:
         """Begin anew with the driver."""
         self.close()
-        self._call("nvmlInit")
+        self._nvml.call("nvmlInit")
         self._open = True
 
     def close(self) -> None:
@@ -79,25 +65,25 @@ class Nvml:
         self._compute_profiles.clear()
         if self._events is not None:
             with contextlib.suppress(DriverError):
-                self._call("nvmlEventSetFree", self._events)
+                self._nvml.call("nvmlEventSetFree", self._events)
         self._events = None
         self._registered.clear()
         if self._open:
             self._open = False
             with contextlib.suppress(DriverError):
-                self._call("nvmlShutdown")
+                self._nvml.call("nvmlShutdown")
 
     def version(self) -> str:
         """The driver's version."""
-        return str(self._call("nvmlSystemGetDriverVersion"))
+        return str(self._nvml.call("nvmlSystemGetDriverVersion"))
 
     def gpus(self) -> list[str | DriverError]:
         """The UUIDs by index; an error for one that does not answer."""
         found: list[str | DriverError] = []
-        for index in range(int(self._call("nvmlDeviceGetCount"))):
+        for index in range(int(self._nvml.call("nvmlDeviceGetCount"))):
             try:
-                handle = self._call("nvmlDeviceGetHandleByIndex", index)
-                found.append(str(self._call("nvmlDeviceGetUUID", handle)))
+                handle = self._nvml.call("nvmlDeviceGetHandleByIndex", index)
+                found.append(str(self._nvml.call("nvmlDeviceGetUUID", handle)))
             except DriverError as error:
                 found.append(error)
         return found
@@ -106,7 +92,7 @@ class Nvml:
         """One GPU with its profiles and instances."""
         handle = self._handle(gpu)
         mig, pending = self._mig(gpu, handle)
-        memory = self._call("nvmlDeviceGetMemoryInfo", handle).total >> 20
+        memory = self._nvml.call("nvmlDeviceGetMemoryInfo", handle).total >> 20
         profiles: tuple[ProfileReading, ...] = ()
         instances: tuple[InstanceReading, ...] = ()
         if mig is not None:
@@ -116,10 +102,10 @@ class Nvml:
             profiles = tuple(self._with_room(handle, profile) for profile in profiles)
         return GpuReading(
             uuid=gpu,
-            index=int(self._call("nvmlDeviceGetIndex", handle)),
-            name=str(self._call("nvmlDeviceGetName", handle)),
+            index=int(self._nvml.call("nvmlDeviceGetIndex", handle)),
+            name=str(self._nvml.call("nvmlDeviceGetName", handle)),
             memory_mib=memory,
-            minor=self._perhaps("nvmlDeviceGetMinorNumber", handle),
+            minor=self._nvml.perhaps("nvmlDeviceGetMinorNumber", handle),
             pci_device=self._pci_device(handle),
             mig=mig,
             pending=pending,
@@ -130,18 +116,18 @@ class Nvml:
     def usage(self, gpu: str) -> Usage:
         """Temperature, errors and memory in use; what a GPU does not tell is left out."""
         handle = self._handle(gpu)
-        temperature = self._perhaps("nvmlDeviceGetTemperature", handle, 0)
+        temperature = self._nvml.perhaps("nvmlDeviceGetTemperature", handle, 0)
         if temperature is None:
-            temperature = self._perhaps("nvmlDeviceGetTemperatureV", handle, 0)
+            temperature = self._nvml.perhaps("nvmlDeviceGetTemperatureV", handle, 0)
         memory = self._memory(handle)
         used = []
         for device in self._devices(handle):
             info = self._memory(device)
             if info is not None:
-                used.append((str(self._call("nvmlDeviceGetUUID", device)), info))
+                used.append((str(self._nvml.call("nvmlDeviceGetUUID", device)), info))
         return Usage(
             temperature=temperature,
-            uncorrected=self._perhaps("nvmlDeviceGetTotalEccErrors", handle, 1, 0),
+            uncorrected=self._nvml.perhaps("nvmlDeviceGetTotalEccErrors", handle, 1, 0),
             memory_used=memory or 0,
             instances=tuple(used),
         )
@@ -155,14 +141,13 @@ class Nvml:
         found: list[tuple[str, int]] = []
         for _ in range(_EVENTS_AT_ONCE):
             try:
-                event = self._call("nvmlEventSetWait", self._events, 0)
+                event = self._nvml.call("nvmlEventSetWait", self._events, 0)
             except DriverError as error:
                 if error.code != TIMEOUT:
                     self._registered.clear()  # Listen anew: a GPU may have left the set.
                 break
             if event.eventType & _XID:
-                uuid = self._perhaps("nvmlDeviceGetUUID", event.device)
-                found.append(("" if uuid is None else str(uuid), int(event.eventData)))
+                found.append((self._told_of(event.device), int(event.eventData)))
         return found
 
     def processes(self, gpu: str) -> list[int]:
@@ -173,20 +158,20 @@ class Nvml:
             for form in ("_v3", "_v2"):
                 try:
                     call = f"nvmlDeviceGet{kind}RunningProcesses{form}"
-                    found |= {int(process.pid) for process in self._call(call, handle)}
+                    found |= {int(process.pid) for process in self._nvml.call(call, handle)}
                     break
                 except DriverError as error:
                     # What draws need not be known: the driver itself refuses to switch under it.
-                    if kind == "Compute" and (error.code not in _ABSENT or form == "_v2"):
+                    if kind == "Compute" and (error.code not in ABSENT or form == "_v2"):
                         raise
         return sorted(found)
 
     def create_gpu_instance(self, gpu: str, profile_id: int, start: int, size: int) -> None:
         """A GPU instance at exactly that place."""
-        place = self._lib.c_nvmlGpuInstancePlacement_t(start, size)
+        place = self._nvml.lib.c_nvmlGpuInstancePlacement_t(start, size)
         handle = self._handle(gpu)
         # The binding hands the placement on as it gets it; C wants its address.
-        self._call(
+        self._nvml.call(
             "nvmlDeviceCreateGpuInstanceWithPlacement",
             handle,
             profile_id,
@@ -203,21 +188,21 @@ class Nvml:
                 f"GPU instance {at.id} of {at.gpu} offers no compute instance",
             )  # fmt: skip
         whole = max(offered, key=lambda info: (info.sliceCount, info.multiprocessorCount))
-        self._call("nvmlGpuInstanceCreateComputeInstance", instance, whole.id)
+        self._nvml.call("nvmlGpuInstanceCreateComputeInstance", instance, whole.id)
 
     def destroy_compute_instance(self, at: At, compute: int) -> None:
         """Destroy that compute instance of exactly that GPU instance."""
         instance = self._instance(at)
-        handle = self._call("nvmlGpuInstanceGetComputeInstanceById", instance, compute)
-        self._call("nvmlComputeInstanceDestroy", handle)
+        handle = self._nvml.call("nvmlGpuInstanceGetComputeInstanceById", instance, compute)
+        self._nvml.call("nvmlComputeInstanceDestroy", handle)
 
     def destroy_gpu_instance(self, at: At) -> None:
         """Destroy exactly that GPU instance."""
-        self._call("nvmlGpuInstanceDestroy", self._instance(at))
+        self._nvml.call("nvmlGpuInstanceDestroy", self._instance(at))
 
     def enable_mig(self, gpu: str) -> None:
         """Switch MIG mode on; an error where it does not take effect at once."""
-        status = int(self._call("nvmlDeviceSetMigMode", self._handle(gpu), 1))
+        status = int(self._nvml.call("nvmlDeviceSetMigMode", self._handle(gpu), 1))
         self._offers.pop(gpu, None)
         if status:
             raise DriverError(status, "nvmlDeviceSetMigMode")
@@ -225,12 +210,12 @@ class Nvml:
     # Reading
 
     def _handle(self, gpu: str) -> Any:
-        return self._call("nvmlDeviceGetHandleByUUID", gpu)
+        return self._nvml.call("nvmlDeviceGetHandleByUUID", gpu)
 
     def _instance(self, at: At) -> Any:
         """The handle of a GPU instance, after a look whether it is still the one that is meant."""
-        handle = self._call("nvmlDeviceGetGpuInstanceById", self._handle(at.gpu), at.id)
-        info = self._call("nvmlGpuInstanceGetInfo", handle)
+        handle = self._nvml.call("nvmlDeviceGetGpuInstanceById", self._handle(at.gpu), at.id)
+        info = self._nvml.call("nvmlGpuInstanceGetInfo", handle)
         if (info.id, info.profileId, info.placement.start) != (at.id, at.profile_id, at.start):
             raise DriverError(
                 INVALID_STATE, "nvmlGpuInstanceGetInfo",
@@ -242,7 +227,7 @@ class Nvml:
 
     def _mig(self, gpu: str, handle: Any) -> tuple[bool | None, bool | None]:
         try:
-            current, pending = self._call("nvmlDeviceGetMigMode", handle)
+            current, pending = self._nvml.call("nvmlDeviceGetMigMode", handle)
         except DriverError as error:
             # A GPU that had MIG has not lost it: then the answer is a fault, not a fact.
             if error.code in (NOT_SUPPORTED, FUNCTION_NOT_FOUND) and gpu not in self._offers:
@@ -264,9 +249,9 @@ class Nvml:
 
     def _read_profiles(self, handle: Any, memory: int) -> tuple[ProfileReading, ...]:
         found: dict[int, ProfileReading] = {}
-        for number in range(getattr(self._lib, "NVML_GPU_INSTANCE_PROFILE_COUNT", 10)):
+        for number in range(getattr(self._nvml.lib, "NVML_GPU_INSTANCE_PROFILE_COUNT", 10)):
             try:
-                info = self._either("nvmlDeviceGetGpuInstanceProfileInfo", handle, number)
+                info = self._nvml.either("nvmlDeviceGetGpuInstanceProfileInfo", handle, number)
             except DriverError as error:
                 if error.code in _NOT_OFFERED:
                     continue
@@ -288,19 +273,19 @@ class Nvml:
     def _places(self, handle: Any, profile_id: int) -> list[tuple[int, int]]:
         """Where a profile may be placed. Older drivers have a form without the ability to ask how
         many there are; an array that is large enough suits both."""
-        array = (self._lib.c_nvmlGpuInstancePlacement_t * _MOST_PLACES)()
-        count = ctypes.c_uint(_MOST_PLACES)
+        array = (self._nvml.lib.c_nvmlGpuInstancePlacement_t * MOST_LISTED)()
+        count = ctypes.c_uint(MOST_LISTED)
         name = "nvmlDeviceGetGpuInstancePossiblePlacements"
         try:
-            self._call(name, handle, profile_id, array, ctypes.byref(count))
+            self._nvml.call(name, handle, profile_id, array, ctypes.byref(count))
         except DriverError as error:
-            if error.code not in _ABSENT:
+            if error.code not in ABSENT:
                 raise
-            self._raw(name, handle, profile_id, array, ctypes.byref(count))
+            self._nvml.raw(name, handle, profile_id, array, ctypes.byref(count))
         return [(int(array[i].start), int(array[i].size)) for i in range(count.value)]
 
     def _with_room(self, handle: Any, profile: ProfileReading) -> ProfileReading:
-        free = self._perhaps("nvmlDeviceGetGpuInstanceRemainingCapacity", handle, profile.id)
+        free = self._nvml.perhaps("nvmlDeviceGetGpuInstanceRemainingCapacity", handle, profile.id)
         return ProfileReading(**{**vars(profile), "free": free})
 
     def _instances(
@@ -311,15 +296,15 @@ class Nvml:
         uuids = {
             (self._id("nvmlDeviceGetGpuInstanceId", device),
              self._id("nvmlDeviceGetComputeInstanceId", device)):
-            str(self._call("nvmlDeviceGetUUID", device))
+            str(self._nvml.call("nvmlDeviceGetUUID", device))
             for device in self._devices(handle)
         }  # fmt: skip
         found: list[InstanceReading] = []
         for profile in profiles:
-            for instance in self._listed(
+            for instance in self._nvml.listed(
                 "nvmlDeviceGetGpuInstances", "c_nvmlGpuInstance_t", handle, profile.id
             ):
-                info = self._call("nvmlGpuInstanceGetInfo", instance)
+                info = self._nvml.call("nvmlGpuInstanceGetInfo", instance)
                 compute = sorted(self._compute_ids(gpu, instance, int(info.profileId)))
                 for number in compute:
                     if (info.id, number) not in uuids:
@@ -353,14 +338,14 @@ class Nvml:
         """The MIG devices of a GPU."""
         found: list[Any] = []
         try:
-            most = int(self._call("nvmlDeviceGetMaxMigDeviceCount", handle))
+            most = int(self._nvml.call("nvmlDeviceGetMaxMigDeviceCount", handle))
         except DriverError as error:
             if error.code in (NOT_SUPPORTED, FUNCTION_NOT_FOUND):
                 return []
             raise
         for index in range(most):
             try:
-                found.append(self._call("nvmlDeviceGetMigDeviceHandleByIndex", handle, index))
+                found.append(self._nvml.call("nvmlDeviceGetMigDeviceHandleByIndex", handle, index))
             except DriverError as error:
                 if error.code not in _NOT_OFFERED:
                     raise
@@ -369,11 +354,11 @@ class Nvml:
     def _compute_ids(self, gpu: str, instance: Any, profile_id: int) -> list[int]:
         found: list[int] = []
         for offered in self._compute_offers(gpu, instance, profile_id):
-            for compute in self._listed(
+            for compute in self._nvml.listed(
                 "nvmlGpuInstanceGetComputeInstances", "c_nvmlComputeInstance_t", instance,
                 offered.id,
             ):  # fmt: skip
-                found.append(int(self._call("nvmlComputeInstanceGetInfo", compute).id))
+                found.append(int(self._nvml.call("nvmlComputeInstanceGetInfo", compute).id))
         return found
 
     def _compute_offers(self, gpu: str, instance: Any, profile_id: int) -> tuple[Any, ...]:
@@ -381,10 +366,10 @@ class Nvml:
         key = (gpu, profile_id)
         if key not in self._compute_profiles:
             found: dict[int, Any] = {}
-            for number in range(getattr(self._lib, "NVML_COMPUTE_INSTANCE_PROFILE_COUNT", 8)):
+            for number in range(getattr(self._nvml.lib, "NVML_COMPUTE_INSTANCE_PROFILE_COUNT", 8)):
                 name = "nvmlGpuInstanceGetComputeInstanceProfileInfo"
                 try:
-                    info = self._either(name, instance, number, 0)
+                    info = self._nvml.either(name, instance, number, 0)
                 except DriverError as error:
                     if error.code in _NOT_OFFERED:
                         continue
@@ -395,81 +380,50 @@ class Nvml:
             self._compute_profiles[key] = tuple(found.values())
         return self._compute_profiles[key]
 
-    def _listed(self, call: str, kind: str, owner: Any, profile_id: int) -> list[Any]:
-        """The handles of all instances of one profile."""
-        array = (getattr(self._lib, kind) * _MOST_PLACES)()
-        count = ctypes.c_uint(_MOST_PLACES)
-        self._call(call, owner, profile_id, array, ctypes.byref(count))
-        return [array[index] for index in range(count.value)]
-
     def _memory(self, device: Any) -> int | None:
         """Bytes in use: without what the driver keeps for itself, where it tells them apart."""
-        form = getattr(self._lib, "nvmlMemory_v2", None)
-        info = self._perhaps("nvmlDeviceGetMemoryInfo", device, form)
+        form = getattr(self._nvml.lib, "nvmlMemory_v2", None)
+        info = self._nvml.perhaps("nvmlDeviceGetMemoryInfo", device, form)
         if info is None:
-            info = self._perhaps("nvmlDeviceGetMemoryInfo", device)
+            info = self._nvml.perhaps("nvmlDeviceGetMemoryInfo", device)
         return None if info is None else int(info.used)
 
     def _pci_device(self, handle: Any) -> str:
-        info = self._perhaps("nvmlDeviceGetPciInfo", handle)
+        info = self._nvml.perhaps("nvmlDeviceGetPciInfo", handle)
         return "" if info is None else f"0x{info.pciDeviceId >> 16:04X}"
 
     def _listen(self) -> None:
         """Have XID errors of every GPU kept for us, also of those that came later."""
         if self._events is None:
-            self._events = self._call("nvmlEventSetCreate")
+            self._events = self._nvml.call("nvmlEventSetCreate")
         for gpu in self.gpus():
-            if isinstance(gpu, str) and gpu not in self._registered:
-                try:
-                    self._call("nvmlDeviceRegisterEvents", self._handle(gpu), _XID, self._events)
-                except DriverError as error:
-                    if error.code != NOT_SUPPORTED:
-                        continue  # Next time, perhaps.
-                self._registered.add(gpu)
+            if isinstance(gpu, str) and gpu not in self._registered.values():
+                with contextlib.suppress(DriverError):  # Next time, perhaps.
+                    self._register(gpu)
 
-    # Calling
-
-    def _call(self, call: str, *arguments: Any, **named: Any) -> Any:
-        function = getattr(self._lib, call, None)
-        if function is None:
-            raise DriverError(FUNCTION_NOT_FOUND, call)
+    def _register(self, gpu: str) -> None:
+        handle = self._handle(gpu)
         try:
-            return function(*arguments, **named)
-        except self._lib.NVMLError as error:
-            raise DriverError(int(error.value), call) from None
-        except self._older:
-            raise DriverError(FUNCTION_NOT_FOUND, call) from None
-
-    def _either(self, call: str, *arguments: Any) -> Any:
-        """A function in its newer form, which tells names, or in its first."""
-        try:
-            return self._call(call, *arguments)
+            self._nvml.call("nvmlDeviceRegisterEvents", handle, _XID, self._events)
         except DriverError as error:
-            # A structure it does not know is an invalid argument to driver 580.
-            if error.code not in {*_ABSENT, _INVALID_ARGUMENT}:
+            if error.code != NOT_SUPPORTED:
                 raise
-        return self._call(call, *arguments, version=1)
+        self._registered[_number(handle)] = gpu
 
-    def _raw(self, symbol: str, *arguments: Any) -> None:
-        """A function of the library that the binding no longer has."""
+    def _told_of(self, device: Any) -> str:
+        """Of which GPU an error is told; one that is lost no longer says who it is."""
         try:
-            code = int(self._lib._nvmlGetFunctionPointer(symbol)(*arguments))
-        except self._lib.NVMLError as error:
-            code = int(error.value)
-        if code:
-            raise DriverError(code, symbol)
-
-    def _perhaps(self, call: str, *arguments: Any) -> Any:
-        """What a function says, or None where it has nothing to say; a lost GPU is an error."""
-        try:
-            return self._call(call, *arguments)
-        except DriverError as error:
-            if error.code in (GPU_IS_LOST, GPU_NOT_FOUND):
-                raise
-            return None
+            return str(self._nvml.call("nvmlDeviceGetUUID", device))
+        except DriverError:
+            return self._registered.get(_number(device), "")
 
     def _id(self, call: str, device: Any) -> int:
-        return int(self._call(call, device))
+        return int(self._nvml.call(call, device))
+
+
+def _number(handle: Any) -> int:
+    """A handle, to compare it by."""
+    return ctypes.cast(handle, ctypes.c_void_p).value or 0
 
 
 def _name(info: Any, number: int, memory: int) -> str:

@@ -76,8 +76,8 @@ def toward_present(
             f"slices at slice {item.start}",
         )
     own, there = book.get(item.key), gpu.at(item.profile, item.start)
-    if there is not None and item.uuid and item.uuid == there.uuid and not _is(own, there, item):
-        return Step(Do.CLAIM, _at(gpu, there), uuid=there.uuid, size=there.size)
+    if there is not None and _is_named(item, own, there) and not _is(own, there, item):
+        return _claim(item, gpu, there)
     ours = own is not None and own_part(own) == item.part
     if own is not None and there is not None and own.is_it(there):
         if ours:
@@ -109,8 +109,14 @@ def _complete(own: Own, gpu: GpuReading, there: InstanceReading) -> Step:
     return Step(Do.NOTE_WHOLE, at, uuid=there.uuid)
 
 
-def toward_absent(item: Wanted, gpu: GpuReading, book: Book) -> Step:
-    """The next step to be rid of an instance; of this one only, not of what took its place."""
+def toward_absent(
+    item: Wanted, gpu: GpuReading, book: Book, listed: Collection[tuple[str, int]] = ()
+) -> Step:
+    """The next step to be rid of an instance; of this one only, not of what took its place.
+
+    What was adopted and released before we heard of it is known by its UUID: the record has it as
+    somebody else's, and whose that was does not count unless it is of the ``listed`` parts.
+    """
     own, there = book.get(item.key), gpu.at(item.profile, item.start)
     ours = own is not None and own_part(own) == item.part
     if gpu.mig is None and (ours or item.uuid):
@@ -119,8 +125,8 @@ def toward_absent(item: Wanted, gpu: GpuReading, book: Book) -> Step:
         if there is not None and own.is_it(there):
             return _dismantle(own, gpu, there)
         return Step(Do.FORGET)
-    if own is None and there is not None and item.uuid and item.uuid == there.uuid:
-        return Step(Do.CLAIM, _at(gpu, there), uuid=there.uuid, size=there.size)
+    if there is not None and _is_named(item, own, there) and not _is_listed(own, there, listed):
+        return _claim(item, gpu, there)
     return Step(Do.NOTHING)
 
 
@@ -139,11 +145,9 @@ def toward_evicted(
         if own.uuid == item.uuid:
             return _dismantle(own, gpu, there)
         return Step(Do.NOTHING)
-    if there is None or there.uuid != item.uuid:
+    if there is None or known_by(own, there) != item.uuid or _is_listed(own, there, listed):
         return Step(Do.NOTHING)
-    if own is not None and own.is_it(there) and own_part(own) in listed:
-        return Step(Do.NOTHING)
-    return Step(Do.CLAIM, _at(gpu, there), uuid=there.uuid, size=there.size)
+    return _claim(item, gpu, there)
 
 
 def _dismantle(own: Own, gpu: GpuReading, there: InstanceReading) -> Step:
@@ -155,9 +159,28 @@ def _dismantle(own: Own, gpu: GpuReading, there: InstanceReading) -> Step:
     return Step(Do.END if own.stage is Stage.BARE else Do.NOTE_BARE, at)
 
 
+def known_by(own: Own | None, there: InstanceReading) -> str:
+    """The UUID of what is there; one of ours that has lost its compute instance keeps its own."""
+    return there.uuid or (own.uuid if own is not None and own.is_it(there) else "")
+
+
 def own_part(own: Own) -> tuple[str, int]:
     """Which instance of which allocation an own instance is."""
     return own.allocation, own.index
+
+
+def _claim(item: Wanted | Evicted, gpu: GpuReading, there: InstanceReading) -> Step:
+    return Step(Do.CLAIM, _at(gpu, there), uuid=item.uuid, size=there.size)
+
+
+def _is_named(item: Wanted, own: Own | None, there: InstanceReading) -> bool:
+    return item.uuid != "" and item.uuid == known_by(own, there)
+
+
+def _is_listed(
+    own: Own | None, there: InstanceReading, listed: Collection[tuple[str, int]]
+) -> bool:
+    return own is not None and own.is_it(there) and own_part(own) in listed
 
 
 def _is(own: Own | None, there: InstanceReading, item: Wanted) -> bool:

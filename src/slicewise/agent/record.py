@@ -78,7 +78,7 @@ class Own:
 
 
 class RecordError(SlicewiseError):
-    """The record cannot be written; nothing is made without it."""
+    """A file of the agent's cannot be written, or not removed; nothing is made without it."""
 
 
 class Record:
@@ -118,13 +118,13 @@ class Record:
 
     def _read(self) -> None:
         try:
-            text = self._path.read_text(encoding="utf-8")
+            written = self._path.read_bytes()
         except FileNotFoundError:
             return
-        except (OSError, UnicodeDecodeError) as error:
-            raise SlicewiseError(f"{str(self._path)!r} cannot be read: {error}") from None
+        except OSError as error:
+            raise SlicewiseError(f"{str(self._path)!r} cannot be read: {error.strerror}") from None
         try:
-            data = json.loads(text)
+            data = json.loads(written.decode())
             found = [_own(item) for item in data["instances"]]
             boot = data["boot"]
         except (ValueError, TypeError, KeyError, AttributeError):

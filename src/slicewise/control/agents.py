@@ -60,6 +60,7 @@ class Agents:
         if node is None:
             node = self._register(command.node, geometry, len(uuids), {})
         else:
+            self._empty(node, body.boot)
             matched = self._checked(node, geometry, uuids)
             if matched is None:
                 node = self._anew(node, geometry, len(uuids))
@@ -72,6 +73,18 @@ class Agents:
         self.hold_node(node, holds | {UNREPORTED: "its agent has not said yet what is there"})
         self.hold_gpus(node, agent, body.gpus)
         return said(200, SessionView(session=agent.session, node=node.name))
+
+    def _empty(self, node: NodeStanding, boot: str) -> None:
+        """Nothing is left on a node that was restarted when all that was there was leaving.
+
+        Its agent might not get to say so: a node with instances that has become another one is
+        refused, and has to be drained.
+        """
+        left = list(self._state.on_node(node))
+        restarted = node.agent is not None and node.agent.boot != boot
+        if restarted and all(self._state.record(one).ended is not None for one, _ in left):
+            for identity, index in left:
+                self.vacate(identity, index, f"node {node.name} was restarted")
 
     def _begin(self, command: Hello, node: NodeStanding, uuids: tuple[str, ...]) -> None:
         body, old = command.said, node.agent

@@ -43,10 +43,15 @@ class Strangers:
                 self._gone(node, name)
         for name, found in listed.items():
             known = agent.foreign.get(name)
-            if known is None or msgspec.structs.replace(known, blocks=False) != found:
-                if known is not None:
-                    self._gone(node, name)
-                found = msgspec.structs.replace(found, blocks=self._fits(node, found))
+            if (
+                known is not None
+                and msgspec.structs.replace(known, blocks=found.blocks, why=found.why) != found
+            ):  # another one by the same name
+                self._gone(node, name)
+                known = None
+            if known is None or known.why != found.why:
+                blocks = self._fits(node, found) if known is None else known.blocks
+                found = msgspec.structs.replace(found, blocks=blocks)
                 self._ledger.enter(ForeignSeen(node.name, name, found))
         self.block(node, agent)
 

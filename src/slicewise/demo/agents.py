@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 from collections import Counter
@@ -102,7 +103,8 @@ class Fleet:
         while True:
             await self._processes[name].wait()
             await asyncio.sleep(_AGAIN_SECONDS)
-            await self._launch(name, url)
+            with contextlib.suppress(OSError):  # no process to be had, say: once more
+                await self._launch(name, url)
 
     def _insist(self, name: str) -> None:
         if self._processes[name].returncode is None:
