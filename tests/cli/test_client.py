@@ -28,9 +28,12 @@ from slicewise.cli import completion
 from slicewise.cli.allocations import StateName
 from slicewise.cli.estate import RoleName
 from slicewise.cli.main import exit_status
-from slicewise.client import Client
+from slicewise.cli.main import run as main_run
+from slicewise.cli.watching import _passing
+from slicewise.client import ApiError, Client, Problem, UnreachableError
 from slicewise.control.entries import Role
 from slicewise.control.wire import AllocationView
+from slicewise.core.errors import SlicewiseError
 
 ID = r"a[a-z2-7]{20}"
 Run = Callable[..., "Outcome"]
@@ -233,6 +236,13 @@ def test_several_are_released_as_far_as_they_exist(run: Run) -> None:
     assert made.out == f"{first} released\n{second} released\n"
     assert made.err == ("slicewise: error: no allocation 'nothing'; no allocation 'more'\n")
     assert good(run, "ls").out == "no allocations\n"
+
+
+def test_what_was_released_is_told_although_the_rest_failed(run: Run) -> None:
+    first = good(run, "submit", "1g.10gb").out.split()[0]
+    made = run("release", first, "a/b")
+    assert (made.status, made.out) == (2, f"{first} released\n")
+    assert made.err == "slicewise: error: 'a/b' is no name or id of anything\n"
 
 
 def test_a_list_that_is_cut_says_so(run: Run, admin: Client) -> None:
@@ -492,7 +502,7 @@ def test_events_end_quietly_when_interrupted(service: Running, run: Run) -> None
     assert (process.returncode, err) == (0, "")
 
 
-def test_top_once(run: Run, admin: Client) -> None:
+def test_top_once(run: Run, admin: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     admin.allocate("3g.40gb")
     admin.cordon("n2")
     made = good(run, "top", "--once").out
@@ -505,6 +515,9 @@ def test_top_once(run: Run, admin: Client) -> None:
     document = good(run, "top", "--once", "--json").json
     assert document["gpus"] == len(document["devices"]) == 3
     assert good(run, "top").out.startswith("slicewise ")  # no terminal: once is enough
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")  # one that can only be written to, line by line
+    assert "slicewise " in good(run, "top").out
     assert "interval must be 0.1 to 3600" in refused(run, "top", "--interval", "0")
 
 
@@ -544,12 +557,39 @@ def test_top_on_a_terminal(run: Run, service: Running, admin: Client) -> None:
     assert "\x1b[?1049l" in seen  # the screen is given back
 
 
+def test_top_waits_for_what_may_come_back() -> None:
+    def said(status: int) -> ApiError:
+        return ApiError(Problem(type="", title="", detail="it is busy", status=status))
+
+    for passing in (UnreachableError("it is busy"), said(429), said(503)):
+        assert _passing(passing) == "it is busy"
+    for final in (SlicewiseError("no words"), said(401)):
+        with pytest.raises(SlicewiseError):
+            _passing(final)
+
+
 def plain(text: str) -> str:
     """What was written to a terminal, without its colours."""
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
 
 
 # How things look
+
+
+def test_a_terminal_that_does_not_have_all_characters(
+    run: Run, admin: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identity = admin.allocate("1g.10gb", labels={"name": "Zoë 日本 🚀"}).id
+    told = []
+    for arguments in (["show", identity], ["events", "--after", "0", "--json", "--count", "1"]):
+        raw = io.BytesIO()
+        monkeypatch.setattr("sys.stdout", io.TextIOWrapper(raw, encoding="latin-1"))
+        with pytest.raises(SystemExit) as ended:
+            main_run(arguments)
+        assert ended.value.code == 0
+        told.append(raw.getvalue().decode("latin-1"))
+    assert r"labels     name=Zoë \u65e5\u672c \U0001f680" in told[0]
+    assert json.loads(told[1])["seq"] == 1
 
 
 def test_what_others_wrote_cannot_move_the_cursor(run: Run, admin: Client) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -93,6 +94,25 @@ def never(request: httpx.Request) -> httpx.Response:
             f"note must have at most 256 characters, not '{'x' * 40}...",
         ),
         (lambda c: c.carry_out([MOVE]), "moves[0].to_gpu must be at least 0, not -1"),
+        (
+            lambda c: c.issue_token("admin", expires_in_seconds=math.nan),
+            "expires_in_seconds must be a number, not nan",
+        ),
+        (
+            lambda c: c.allocate("1g.10gb", lease_seconds=math.inf),
+            "lease_seconds must be a number, not inf",
+        ),
+        (
+            lambda c: c.add_tenant("acme", Quota(requests_per_second=math.nan)),
+            "quota.requests_per_second must be a number, not nan",
+        ),
+        (
+            lambda c: c.allocate_all([AllocationBody(profile="1g.10gb", lease_seconds=math.inf)]),
+            "allocations[0].lease_seconds must be a number, not inf",
+        ),
+        (lambda c: c.allocation("a" * 70_000), "this cannot be asked for: URL too long"),
+        (lambda c: list(c.allocations(labels={"a": "\ud800"})), "this cannot be asked for: "),
+        (lambda c: list(c.allocations(node="b" * 70_000)), "this cannot be asked for: "),
         (lambda c: c.allocation(""), "'' is no name or id of anything"),
         (lambda c: c.release("a/b"), "'a/b' is no name or id of anything"),
         (lambda c: c.remove_node(".."), "'..' is no name or id of anything"),

@@ -194,8 +194,9 @@ def walk(client: Any) -> set[str]:
 
     # Moves: one small instance on each GPU, where one GPU would do
     small = [do("allocate", "1g.10gb") for _ in range(8)]
+    kept = {one.gpu: one.id for one in small}
     for one in small:
-        if (one.gpu, one.start) not in ((0, 6), (1, 6)):
+        if one.id not in kept.values():
             do("release", one.id)
     plan = do("plan", profile="7g.80gb", model="A100-80GB", budget=4, policy="mfi")
     assert plan.found is True
@@ -307,6 +308,8 @@ def test_the_leader_is_found(tmp_path: Path, make: Any) -> None:
         ("http://ho st", "sw_x", "is not the address"),
         ("http://host/?query=1", "sw_x", "is not the address"),
         ("http://a,", "sw_x", "'' is not the address"),
+        ("http://name:secret@host", "sw_x", "is not the address"),
+        (f"http://{'a' * 64}", "sw_x", "is not the address"),
         ([], "sw_x", "no server was named"),
         ("http://host", "", "this is no token"),
         ("http://host", "two words\n", "this is no token"),
@@ -319,6 +322,17 @@ def test_bad_addresses_and_tokens_are_refused(
     for cls in (Client, AsyncClient):
         with pytest.raises(SlicewiseError, match=re.escape(problem)):
             cls(server, token)
+
+
+def test_authorities_are_loaded_only_where_a_certificate_will_be_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", "/nowhere/at/all")
+    for cls in (Client, AsyncClient):
+        cls(["http://a", "http://[::1]:8080"], "sw_x")
+        with pytest.raises(SlicewiseError, match="proxies or certificates"):
+            cls(["http://a", "https://b"], "sw_x")
+        cls("https://b", "sw_x", verify=False)
 
 
 def test_proxies_that_cannot_be_used_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,7 +369,8 @@ def test_waiting_in_vain(admin: Any) -> None:
     assert (ended.state, ended.cause) == ("cancelled", "waited too long")
 
 
-def test_a_server_that_hears_of_it_later(make: Any) -> None:
+@pytest.mark.parametrize(("role", "after"), [("leading", "5"), ("starting", "0")])
+def test_a_server_that_hears_of_it_later(make: Any, role: str, after: str) -> None:
     """The events come from one server, the allocation from another that is behind."""
     waiting = {"position": 1, "reason": "capacity", "detail": "", "deadline": None}
     view: dict[str, Any] = {
@@ -384,10 +399,10 @@ def test_a_server_that_hears_of_it_later(make: Any) -> None:
 
     def answer(request: httpx.Request) -> httpx.Response:
         if request.url.path == "/v1/events":
-            assert request.url.params["after"] == "5"
+            assert request.url.params["after"] == after
             return httpx.Response(200, content=b"data: " + msgspec.json.encode(served) + b"\n\n")
         if request.url.path == "/readyz":
-            ready = {"ready": True, "role": "leading", "leader": None, "seq": 5, "problems": []}
+            ready = {"ready": True, "role": role, "leader": None, "seq": 5, "problems": []}
             return httpx.Response(200, json=ready)
         return httpx.Response(200, json=view | {"state": states.pop(0)})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, Route, expect
 from tests.dashboard.browser import Visitor
 from tests.dashboard.conftest import Visit, asked
 from tests.e2e.server import Server
@@ -348,3 +348,85 @@ def test_the_browser_reckons_like_the_engine(visit: Visit, server: Server) -> No
     page = visit().sign_in(server.admin_token)
     assert len(states) > 1000
     assert page.evaluate(TWINS, [models, states]) == expected
+
+
+OVERTAKEN = """async ([assets]) => {
+  const { Live } = await import(`${assets}/shell/live.js`);
+  const { get } = await import(`${assets}/shell/api.js`);
+  const { loading } = await import(`${assets}/shell/notice.js`);
+  const { fetch } = window;
+  const told = {};
+
+  const live = new Live({ role: "admin", tenant: null });
+  await live._loadModels();
+  await live.load();
+  const begun = live.seq;
+  let arrive;
+  const answered = new Promise((resolve) => { arrive = resolve; });
+  window.fetch = async (...given) => {
+    const answer = await fetch(...given);
+    await answered;
+    return answer;
+  };
+  const again = live.load();
+  const part = { node: "n1", gpu: 0, profile: "7g.80gb", start: 0, size: 8 };
+  live._take([{ seq: begun + 1, at: new Date().toISOString(), kind: "allocated",
+    entry: { allocation: { id: "a1", tenant: "acme", parts: [part] } } }]);
+  arrive();
+  await again;
+  live.stop();
+  told.placed = live.gpu("n1", 0).instances.map((one) => one.allocation);
+  told.ahead = live.seq - begun;
+
+  window.fetch = async (path) => (path.includes("limit")
+    ? new Response('{"field": "limit", "detail": "too long"}', { status: 400 })
+    : new Response('{"path": "' + path + '"}'));
+  told.asked = (await get("/v1/queue", { limit: 1000, cursor: "c" })).path;
+  window.fetch = fetch;
+
+  const element = document.createElement("div");
+  const ends = [];
+  told.shown = [];
+  const works = ["first", "second"].map((name) => loading(element, name,
+    () => new Promise((resolve) => { ends.push(() => resolve(name)); }),
+    (value) => told.shown.push(value)));
+  ends[1]();
+  ends[0]();
+  await Promise.all(works);
+  return told;
+}"""
+
+
+def test_what_comes_meanwhile_is_not_lost(visit: Visit, server: Server) -> None:
+    """Entries while the cluster is loaded, shorter pages than asked for, answers that come late."""
+    page = visit().sign_in(server.admin_token)
+    script = page.locator("script[type=module]").get_attribute("src")
+    assert script is not None
+    told = page.evaluate(OVERTAKEN, [script.rpartition("/")[0]])
+    assert told == {
+        "placed": ["a1"],
+        "ahead": 1,
+        "asked": "/v1/queue?cursor=c",
+        "shown": ["second"],
+    }
+
+
+def test_older_entries_are_asked_for_once(visit: Visit, server: Server) -> None:
+    def entry(seq: int) -> dict[str, object]:
+        body = {"kind": "tenant-removed", "tenant": f"t{seq}"}
+        said = {"seq": seq, "at": "2026-01-01T00:00:00.000Z", "actor": "t1", "kind": body["kind"]}
+        return said | {"tenant": None, "subject": body["tenant"], "entry": body}
+
+    def answer(route: Route) -> None:
+        old = "cursor" in route.request.url
+        events = [entry(seq) for seq in ((2, 1) if old else (4, 3))]
+        route.fulfill(json={"events": events, "next": None if old else "c"})
+
+    page = visit().sign_in(server.admin_token)
+    page.route("**/v1/audit?*", answer)
+    page.get_by_role("navigation").get_by_text("Audit log").click()
+    more = page.get_by_role("button", name="Older entries")
+    expect(more).to_be_visible()
+    more.evaluate("one => { one.click(); one.click(); }")
+    expect(more).to_be_hidden()
+    expect(page.locator("tbody tr")).to_have_count(4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import httpx
 import pytest
 from tests.service.house import House
 
@@ -169,6 +170,27 @@ def test_tokens_expire(house: House) -> None:
     answer = house.get("/v1/whoami", token=token)
     assert answer.status_code == 401
     assert "expired" in answer.json()["detail"]
+
+
+def test_a_key_stands_for_one_body_wherever_it_is_sent(house: House) -> None:
+    house.post("/v1/tenants", {"name": "acme"})
+
+    def limit(instances: int) -> httpx.Response:
+        body = {"quota": {"instances": instances}}
+        return house.call("PATCH", "/v1/tenants/acme", body, key="k")
+
+    first = limit(5)
+    assert first.json()["quota"]["instances"] == 5
+    assert limit(5).json() == first.json()
+    assert limit(6).status_code == 422
+
+
+def test_a_secret_is_not_made_up_for_a_token_that_was_issued_before(house: House) -> None:
+    issued = house.post("/v1/tokens", {"role": "read-only"}, key="k").json()
+    again = house.post("/v1/tokens", {"role": "read-only"}, key="k")
+    assert again.status_code == 409
+    assert f"token {issued['id']} was issued" in again.json()["detail"]
+    assert len(house.get("/v1/tokens").json()["tokens"]) == 2  # the admin's, and this one
 
 
 def test_an_agent_sees_its_own_node(house: House) -> None:

@@ -809,6 +809,51 @@ def test_a_pod_may_find_a_node_while_others_are_touched(cluster: Cluster) -> Non
     assert [what for what, _ in cluster.pods.writes] == ["touch", "bind"]
 
 
+def test_everybody_who_waits_is_looked_at(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pod_keeper, "_A_TICK", 1)
+    monkeypatch.setattr(pod_keeper, "_TICK_SECONDS", 0.01)
+    cluster.node(gpus=1)
+    full = cluster.place("7g.80gb")
+    large = cluster.pods.add(pod_object("large", container(g7=2)))
+    small = cluster.pods.add(pod_object("small", container(g1=1)))
+    for pod in (large, small):
+        cluster.filter(pod, "n1")
+    # The API fails once when there is room, and nothing else changes from then on.
+    cluster.pods.unreachable = True
+    cluster.delete(f"/v1/allocations/{full['id']}")
+    cluster.run(asyncio.sleep(0.1))
+    cluster.pods.unreachable = False
+    cluster.wait_for(lambda: cluster.pods.writes)
+    assert cluster.pods.writes == [("touch", "slicewise.dev/room")]
+    assert "annotations" in small["metadata"]
+
+
+def test_one_pod_nobody_can_ask_about_does_not_hold_up_the_others(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pod_keeper, "_A_TICK", 1)
+    monkeypatch.setattr(pod_keeper, "_TICK_SECONDS", 0.01)
+    cluster.node(gpus=1)
+    pods = [cluster.pods.add(pod_object(name, container(g1=1))) for name in ("a", "b", "c")]
+    for pod in pods:
+        assert cluster.bind(pod, "n1") == ""
+    get = cluster.pods.get
+
+    def sometimes(namespace: str, name: str) -> Pod | None:
+        if name == "a":
+            raise PodsError("forbidden")
+        return get(namespace, name)
+
+    monkeypatch.setattr(cluster.pods, "get", sometimes)
+    for pod in pods:
+        cluster.pods.remove(pod, tell=False)
+    cluster.pods.tell_all()
+    cluster.wait_for(lambda: len(cluster.service.site.state.allocations) == 1)
+    assert [one["labels"]["k8s/pod"] for one in cluster.living()] == ["a"]
+
+
 def test_whatever_goes_wrong_pods_are_kept(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -184,6 +184,27 @@ def test_bodies_that_are_too_long(tmp_path: Path) -> None:
     visited(tmp_path, visit)
 
 
+def test_trailers_count_for_nothing_and_may_not_be_long(tmp_path: Path) -> None:
+    async def visit(visitor: Visitor) -> None:
+        asked = b"POST /v1/allocations HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+        # What a proxy in front did not let pass as a header does not come in behind the body.
+        late = visitor.head.removeprefix(b"host: x\r\n")
+        reader, writer = await visitor.connect()
+        writer.write(asked + b"2\r\n{}\r\n0\r\n" + late + b"\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 401")
+        for endless in (b"0\r\n" + b"x: y\r\n" * 100, b"0\r\nx: " + b"y" * 400, b"2;" + b"y" * 400):
+            reader, writer = await visitor.connect()
+            writer.write(asked)
+            assert (await reader.readline()).startswith(b"HTTP/1.1 401")
+            with contextlib.suppress(ConnectionError):
+                for piece in (endless, *[endless.removeprefix(b"0\r\n")] * 20):
+                    writer.write(piece)
+                    await asyncio.sleep(0)
+                await reader.read()  # until it is closed
+
+    visited(tmp_path, visit, head_bytes=2048)
+
+
 def test_those_who_do_not_come_to_the_point(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,6 +246,35 @@ def test_those_who_do_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             await asyncio.sleep(0.01)
 
     visited(tmp_path, visit)
+
+
+def test_those_who_read_slowly_may_go_on() -> None:
+    class Answers:
+        size = 1 << 20
+        cut_off = False
+
+        def get_write_buffer_size(self) -> int:
+            return self.size
+
+        def abort(self) -> None:
+            self.cut_off = True
+
+    async def read() -> None:
+        answers = Answers()
+        slow = protocol.GuardedProtocol.__new__(protocol.GuardedProtocol)
+        slow.loop = asyncio.get_running_loop()
+        slow.transport = slow._answers = answers  # type: ignore[assignment]
+        slow._wait_for_reading()
+        for _ in range(3):
+            answers.size -= protocol.LEAST_READ
+            slow._stop_waiting()
+            slow._is_read()
+            assert not answers.cut_off
+        slow._stop_waiting()
+        slow._is_read()
+        assert answers.cut_off
+
+    asyncio.run(read())
 
 
 def test_an_event_stream_ends_with_the_server(tmp_path: Path) -> None:

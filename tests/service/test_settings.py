@@ -70,6 +70,8 @@ def test_every_key_can_be_set_by_variable() -> None:
         ({"listen": "8080"}, {}, "", "listen (flag): must be HOST:PORT"),
         ({"listen": "h:99999"}, {}, "", "listen (flag): must be HOST:PORT"),
         ({}, {"SLICEWISE_LISTEN": "x"}, "", "listen (SLICEWISE_LISTEN): must be HOST:PORT"),
+        ({"advertise": "host:8080"}, {}, "", "advertise (flag): must be a URL, such as https"),
+        ({"advertise": "http://[::1"}, {}, "", "advertise (flag): Invalid IPv6 URL"),
         ({}, {}, "listen = 7", "slicewise.toml): must be text in one line, not 7"),
         ({}, {}, "[queue]\nbackfill = true", "must be a whole number from 0 to 10000, not True"),
         ({}, {}, "[queue]\nbackfill = 1.5", "must be a whole number from 0 to 10000, not 1.5"),

@@ -166,21 +166,23 @@ def release(
     """End allocations of a service, or take them out of its queue."""
     ended: list[AllocationView] = []
     problems: list[str] = []
-    with connect(server, token_file) as client:
-        from slicewise.client import ApiError
+    try:
+        with connect(server, token_file) as client:
+            from slicewise.client import ApiError
 
-        for one in identity:
-            try:
-                ended.append(client.release(one))
-            except ApiError as error:
-                if error.status != 404:
-                    raise
-                problems.append(str(error))
-    if json:
-        show_json(ended)
-    else:
-        for allocation in ended:
-            typer.echo(f"{allocation.id} {ending(allocation)}")
+            for one in identity:
+                try:
+                    ended.append(client.release(one))
+                except ApiError as error:
+                    if error.status != 404:
+                        raise
+                    problems.append(str(error))
+    finally:  # what was done is told, whatever became of the rest
+        if json:
+            show_json(ended)
+        else:
+            for allocation in ended:
+                typer.echo(f"{allocation.id} {ending(allocation)}")
     if problems:
         raise SlicewiseError("; ".join(problems))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
 
@@ -81,6 +82,8 @@ def _root(
 
 def run(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0 well, 2 refused, 130 interrupted."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may not have all characters
+        sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(exit_status(sys.argv[1:] if arguments is None else arguments))
 
 
@@ -100,6 +103,11 @@ def exit_status(arguments: Sequence[str]) -> int:
         # still buffered must go nowhere, or Python complains about it at exit.
         sys.stdout = None
         return 0
+    except OSError as error:
+        # A full disk under our output, say; what is still buffered cannot be written either.
+        sys.stdout = None
+        where = "" if error.filename is None else f"{error.filename!r}: "
+        return _refuse(f"{where}{error.strerror or error}")
     except MemoryError:
         return _refuse("not enough memory for this; try fewer --gpus or --workers")
     return status if isinstance(status, int) else 0

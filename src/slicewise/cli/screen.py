@@ -38,9 +38,12 @@ class Pulse:
     def __init__(self, begin: float) -> None:
         self._begin = begin
         self._seen: deque[tuple[float, str]] = deque()
+        self.deaf = False
+        """Whether nothing can be heard at the moment."""
 
     def note(self, now: float, kind: str) -> None:
         """An entry of the journal was seen."""
+        self.deaf = False
         if kind in _COUNTED:
             self._seen.append((now, _COUNTED[kind]))
 

@@ -36,6 +36,14 @@ def show_json(document: msgspec.Struct | Sequence[msgspec.Struct]) -> None:
     typer.echo(as_json(json_module.loads(msgspec.json.encode(document))), nl=False)
 
 
+def json_line(document: msgspec.Struct) -> str:
+    """The same in one line, where there may be no end to wait for."""
+    import msgspec
+
+    plain = json_module.loads(msgspec.json.encode(document))
+    return json_module.dumps(plain, separators=(",", ":"))
+
+
 def say(document: msgspec.Struct, json: bool, sentence: str) -> None:
     """Tell what became of a request, in a line or as JSON."""
     if json:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,11 +16,13 @@ from slicewise.cli.connection import DEFAULT_SERVER, PATIENCE, Server, TokenFile
 from slicewise.cli.connection import token as token_of
 from slicewise.cli.options import AsJson
 from slicewise.cli.screen import DETAILED_GPUS, Pulse, screen
-from slicewise.cli.telling import show_json
+from slicewise.cli.telling import json_line, show_json
 from slicewise.core.errors import SlicewiseError
 
 if TYPE_CHECKING:
     from slicewise.client import AsyncClient, ClusterView
+
+_AGAIN_SECONDS = 2.0
 
 
 def events(
@@ -41,14 +43,11 @@ def events(
     if after is not None and after < 0:
         raise SlicewiseError(f"after must be at least 0, not {after}")
     with connect(server, token_file) as client, closing(client.events(after)) as stream:
-        import msgspec
-
         from slicewise.cli.event_text import event_line
 
         try:
             for seen, event in enumerate(stream, 1):
-                # One JSON document a line: there may be no end to wait for.
-                typer.echo(msgspec.json.encode(event).decode() if json else event_line(event))
+                typer.echo(json_line(event) if json else event_line(event))
                 if seen == count:
                     return
         except KeyboardInterrupt:
@@ -66,7 +65,7 @@ def top(
     if not 0.1 <= interval <= 3600:
         raise SlicewiseError(f"interval must be 0.1 to 3600 seconds, not {interval}")
     console = Console(highlight=False)
-    if json or once or not console.is_terminal:
+    if json or once or not console.is_terminal or console.is_dumb_terminal:
         with connect(server, token_file) as client:
             view = client.cluster(gpus=True)
         if json:
@@ -83,7 +82,7 @@ def top(
 async def _watch(console: Console, interval: float, server: str, token_file: Path | None) -> None:
     """Look and draw, again and again, while another task counts what happens."""
     with helpful(server, token_file):
-        from slicewise.client import AsyncClient, UnreachableError
+        from slicewise.client import AsyncClient
 
         async with AsyncClient(server, token_of(token_file), patience=PATIENCE) as client:
             view = await _look(client, None)
@@ -93,13 +92,13 @@ async def _watch(console: Console, interval: float, server: str, token_file: Pat
             try:
                 with Live(console=console, screen=True, auto_refresh=False) as live:
                     while True:
-                        rates = None if listening.done() else pulse.rates(time.monotonic())
+                        rates = None if pulse.deaf else pulse.rates(time.monotonic())
                         live.update(screen(view, console, rates, trouble), refresh=True)
                         await asyncio.sleep(interval)
                         try:
                             view, trouble = await _look(client, view), ""
-                        except UnreachableError as error:
-                            trouble = str(error)  # it may come back: what was seen last stays
+                        except SlicewiseError as error:
+                            trouble = _passing(error)  # what was seen last stays
             finally:
                 listening.cancel()
                 await asyncio.wait({listening})
@@ -111,5 +110,20 @@ async def _look(client: AsyncClient, last: ClusterView | None) -> ClusterView:
 
 
 async def _listen(client: AsyncClient, pulse: Pulse) -> None:
-    async for event in client.events():
-        pulse.note(time.monotonic(), event.kind)
+    """Count what happens; a service that is away for long may come back all the same."""
+    while True:
+        with suppress(SlicewiseError):  # whoever looks is told
+            async for event in client.events():
+                pulse.note(time.monotonic(), event.kind)
+        pulse.deaf = True
+        await asyncio.sleep(_AGAIN_SECONDS)
+
+
+def _passing(error: SlicewiseError) -> str:
+    """What to say about a service that may come back; raised where it will not."""
+    from slicewise.client import ApiError, UnreachableError
+
+    busy = isinstance(error, ApiError) and error.status >= 429
+    if not busy and not isinstance(error, UnreachableError):
+        raise error
+    return str(error)

@@ -22,6 +22,7 @@ from slicewise.client.exchange import (
     Trip,
     pauses,
     timeouts,
+    trusted,
 )
 from slicewise.client.following import (
     STREAM_TIMEOUT,
@@ -81,7 +82,9 @@ class AsyncClient:
         self._exchange = Exchange(server, token, patience)
         with usable_settings():
             self._http = httpx.AsyncClient(
-                timeout=timeouts(timeout), verify=verify, transport=transport
+                timeout=timeouts(timeout),
+                verify=trusted(self._exchange, verify),
+                transport=transport,
             )
 
     async def __aenter__(self) -> AsyncClient:
@@ -106,7 +109,6 @@ class AsyncClient:
                 response = await self._http.request(
                     call.method,
                     trip.url,
-                    params=call.query,
                     content=call.body,
                     headers=trip.headers,
                 )
@@ -166,7 +168,7 @@ class AsyncClient:
 
     async def wait_until_placed(self, identity: str) -> AllocationView:
         """Wait until an allocation is in the queue no more; it is placed then, or has ended."""
-        after = place_of(await self.readiness())
+        after = place_of(await self.readiness()) or 0  # from the first, rather than miss it
         found = await self.allocation(identity)
         if found.state != "queued":
             return found
@@ -184,7 +186,7 @@ class AsyncClient:
 
         It is active then; without an agent on its node it is placed.
         """
-        after = place_of(await self.readiness())
+        after = place_of(await self.readiness()) or 0  # from the first, rather than miss it
         found = await self.allocation(identity)
         if is_usable(found):
             return found

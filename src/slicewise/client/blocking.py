@@ -22,6 +22,7 @@ from slicewise.client.exchange import (
     Trip,
     pauses,
     timeouts,
+    trusted,
 )
 from slicewise.client.following import (
     STREAM_TIMEOUT,
@@ -80,7 +81,11 @@ class Client:
     ) -> None:
         self._exchange = Exchange(server, token, patience)
         with usable_settings():
-            self._http = httpx.Client(timeout=timeouts(timeout), verify=verify, transport=transport)
+            self._http = httpx.Client(
+                timeout=timeouts(timeout),
+                verify=trusted(self._exchange, verify),
+                transport=transport,
+            )
 
     def __enter__(self) -> Client:
         return self
@@ -104,7 +109,6 @@ class Client:
                 response = self._http.request(
                     call.method,
                     trip.url,
-                    params=call.query,
                     content=call.body,
                     headers=trip.headers,
                 )
@@ -163,7 +167,7 @@ class Client:
 
     def wait_until_placed(self, identity: str) -> AllocationView:
         """Wait until an allocation is in the queue no more; it is placed then, or has ended."""
-        after = place_of(self.readiness())
+        after = place_of(self.readiness()) or 0  # from the first, rather than miss it
         found = self.allocation(identity)
         if found.state != "queued":
             return found
@@ -181,7 +185,7 @@ class Client:
 
         It is active then; without an agent on its node it is placed.
         """
-        after = place_of(self.readiness())
+        after = place_of(self.readiness()) or 0  # from the first, rather than miss it
         found = self.allocation(identity)
         if is_usable(found):
             return found

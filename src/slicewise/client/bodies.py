@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Iterator
 
 import msgspec
 
@@ -41,6 +43,8 @@ _OF_TYPE = re.compile(r"Expected `([^`]+)`, got `([^`]+)`$")
 def checked(body: msgspec.Struct) -> bytes:
     """The body as JSON, held against the same limits that the service holds it against."""
     try:
+        for path, number in _endless(msgspec.to_builtins(body)):
+            raise SlicewiseError(f"{path} must be a number, not {number}")
         data = encode(body)
         msgspec.json.decode(data, type=type(body))
     except msgspec.ValidationError as error:
@@ -48,6 +52,18 @@ def checked(body: msgspec.Struct) -> bytes:
     except (TypeError, ValueError) as error:  # something that JSON does not have
         raise SlicewiseError(f"this cannot be sent: {error}") from None
     return data
+
+
+def _endless(found: object, path: str = "") -> Iterator[tuple[str, float]]:
+    """Where there are numbers that JSON does not have: they would arrive as none at all."""
+    if isinstance(found, float) and not math.isfinite(found):
+        yield path, found
+    elif isinstance(found, dict):
+        for name, value in found.items():
+            yield from _endless(value, f"{path}.{name}" if path else name)
+    elif isinstance(found, list | tuple):
+        for index, value in enumerate(found):
+            yield from _endless(value, f"{path}[{index}]")
 
 
 def _sentence(body: msgspec.Struct, problem: str) -> str:

@@ -105,7 +105,7 @@ def _path(*parts: str) -> str:
     for part in parts:
         if not part or "/" in part or part in (".", ".."):
             raise SlicewiseError(f"{part!r} is no name or id of anything")
-    return "/".join(("/v1", *(quote(part, safe="") for part in parts)))
+    return "/".join(("/v1", *(quote(part, safe="", errors="replace") for part in parts)))
 
 
 def _query(**given: object) -> tuple[tuple[str, str], ...]:

@@ -54,6 +54,16 @@ def pauses() -> Iterator[float]:
         pause = min(2 * pause, LONGEST_PAUSE)
 
 
+def trusted(exchange: Exchange, verify: bool | ssl.SSLContext) -> bool | ssl.SSLContext:
+    """What certificates are held against; nothing is loaded where no server will show one.
+
+    The context without authorities trusts nobody: a connection that turns out to need it fails.
+    """
+    if verify is True and all(server.startswith("http:") for server in exchange.servers):
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    return verify
+
+
 def timeouts(seconds: float) -> httpx.Timeout:
     """How long to wait for an answer; a server that is there at all accepts sooner."""
     return httpx.Timeout(seconds, connect=min(seconds, CONNECT_SECONDS))
@@ -110,9 +120,12 @@ class Trip(Generic[T]):
         return self._exchange.servers[self._at]
 
     @property
-    def url(self) -> str:
-        """Where to send it now."""
-        return self.server + self._call.path
+    def url(self) -> httpx.URL:
+        """Where to send it now, with what stands behind the question mark."""
+        try:
+            return httpx.URL(self.server + self._call.path, params=self._call.query or None)
+        except (httpx.InvalidURL, UnicodeError) as error:  # too long, or no text
+            raise SlicewiseError(f"this cannot be asked for: {error}") from None
 
     def read(self, response: httpx.Response) -> T | Again:
         """The answer; or that it is to be sent again. What the service refuses is raised."""
@@ -193,10 +206,18 @@ def _address(text: str) -> str:
         url = httpx.URL(address)
     except (httpx.InvalidURL, ValueError):
         url = httpx.URL("")
-    whole = url.scheme in ("http", "https") and url.host and not url.query and not url.fragment
-    if not whole or len(address.split()) > 1:
+    whole = url.scheme in ("http", "https") and not (url.userinfo or url.query or url.fragment)
+    if not whole or not _is_host(url.host) or len(address.split()) > 1:
         raise SlicewiseError(f"{text!r} is not the address of a server (http://HOST:PORT)")
     return str(url).rstrip("/")
+
+
+def _is_host(name: str) -> bool:
+    """Whether a name can be looked up at all."""
+    try:
+        return bool(name.encode("idna"))
+    except UnicodeError:
+        return False
 
 
 def _key(key: str) -> str:

@@ -32,7 +32,7 @@ class Following:
         self._pauses = pauses()
 
     @property
-    def url(self) -> str:
+    def url(self) -> httpx.URL:
         """Where the next stream comes from."""
         return self._trip.url
 

@@ -14,16 +14,14 @@ from slicewise.service.site import Site
 
 async def create(site: Site, request: Request) -> Reply:
     """Create an allocation: 201 placed, 202 waiting, 409 refused."""
-    raw = await request.raw_body()
-    body = request.decode(raw, AllocationBody)
+    body = await request.body(AllocationBody)
     tenant = request.caller.acts_for(body.tenant)
-    return await site.write(request, Create(tenant, terms_of(site, body)), tenant, raw)
+    return await site.write(request, Create(tenant, terms_of(site, body)), tenant)
 
 
 async def create_batch(site: Site, request: Request) -> Reply:
     """Create several allocations, all or none."""
-    raw = await request.raw_body()
-    body = request.decode(raw, BatchBody)
+    body = await request.body(BatchBody)
     tenants = dict.fromkeys(request.caller.acts_for(one.tenant) for one in body.allocations)
     if len(tenants) > 1:
         raise RefusedError(400, "the allocations of a batch must be one tenant's", field="tenant")
@@ -35,7 +33,7 @@ async def create_batch(site: Site, request: Request) -> Reply:
             )
         every.append(terms_of(site, one, index))
     (tenant,) = tenants
-    return await site.write(request, CreateAll(tenant, tuple(every)), tenant, raw)
+    return await site.write(request, CreateAll(tenant, tuple(every)), tenant)
 
 
 def terms_of(site: Site, body: AllocationBody, index: int | None = None) -> Terms:

@@ -51,6 +51,7 @@ class Request:
         "method",
         "parts",
         "path",
+        "raw",
         "receive",
         "scope",
     )
@@ -65,6 +66,8 @@ class Request:
         self.id = ""
         self.caller: Caller = NOBODY  # until it is known who asks
         self.receive = receive
+        self.raw = b""
+        """Its body, once somebody has read it."""
         self._limit = limit
 
     def allow(self, body_bytes: int) -> None:
@@ -83,6 +86,7 @@ class Request:
             body: bytes = message.get("body", b"")
             if len(body) > self._limit:
                 raise self._too_large()
+            self.raw = body
             return body
         chunks = bytearray(message.get("body", b""))
         while message.get("more_body"):
@@ -94,7 +98,8 @@ class Request:
             chunks += message.get("body", b"")
         if len(chunks) > self._limit:
             raise self._too_large()
-        return bytes(chunks)
+        self.raw = bytes(chunks)
+        return self.raw
 
     def _too_large(self) -> RefusedError:
         return RefusedError(413, f"the body is larger than {self._limit:,} bytes")

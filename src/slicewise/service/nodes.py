@@ -30,14 +30,13 @@ from slicewise.service.site import Site
 
 async def add(site: Site, request: Request) -> Reply:
     """Register a node."""
-    raw = await request.raw_body()
-    body = request.decode(raw, NodeBody)
+    body = await request.body(NodeBody)
     try:
         geometry = site.state.geometries.get(body.model) or site.catalog.find(body.model).require()
     except SlicewiseError as error:
         raise RefusedError(400, str(error), field="model") from None
     command = AddNode(body.name, record_of(geometry), body.gpus, body.labels)
-    return await site.write(request, command, body=raw)
+    return await site.write(request, command)
 
 
 async def every(site: Site, request: Request) -> Reply:

@@ -18,13 +18,22 @@ class OnePiece:
     Only where the head says how long the body is: a stream may have nothing to say for a while.
     """
 
-    __slots__ = ("_held", "_transport", "abort", "get_extra_info", "is_closing", "set_protocol")
+    __slots__ = (
+        "_held",
+        "_transport",
+        "abort",
+        "get_extra_info",
+        "get_write_buffer_size",
+        "is_closing",
+        "set_protocol",
+    )
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._held = b""
         self.abort = transport.abort
         self.get_extra_info = transport.get_extra_info
+        self.get_write_buffer_size = transport.get_write_buffer_size
         self.is_closing = transport.is_closing
         self.set_protocol = transport.set_protocol
 

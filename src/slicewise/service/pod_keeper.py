@@ -50,6 +50,8 @@ class _Waiting(NamedTuple):
 
     pod: Pod
     names: frozenset[str]
+    looked: int = -1
+    """The entry of the journal up to which there was no room for it."""
 
 
 class PodKeeper:
@@ -66,10 +68,9 @@ class PodKeeper:
         self._judge = judge
         self._doomed: set[str] = set()
         """Pods that are gone, or over, and still hold something."""
-        self._doubtful: set[str] = set()
-        """Pods of which it is not known whether they are bound as they should be."""
+        self._doubtful: dict[str, None] = {}
+        """Pods of which it is not known whether they are bound as they should be, in order."""
         self._waiting: OrderedDict[str, _Waiting] = OrderedDict()
-        self._seen = -1
         self._ticks = 0
         self._news = asyncio.Event()
 
@@ -87,19 +88,23 @@ class PodKeeper:
 
     async def _nudge(self, site: Site) -> None:
         """Touch pods for which there is room now: their scheduler does not know of it."""
-        if site.state.seq == self._seen:
-            return
-        self._seen = site.state.seq
-        for uid in list(self._waiting)[:_A_TICK]:
+        seq = site.state.seq
+        due = [uid for uid, waiting in self._waiting.items() if waiting.looked != seq]
+        for uid in due[:_A_TICK]:
             waiting = self._waiting.get(uid)
             if waiting is None:
                 continue  # it was found a node while another was touched
-            pod, names = waiting
-            if self._judge(site, pod, names).roomy:
-                self.forget(uid)
-                await site.plant.in_thread(self._pods.touch, pod, ROOM, str(self._seen))
-            else:
+            pod, names, _ = waiting
+            if not self._judge(site, pod, names).roomy:
+                self._waiting[uid] = _Waiting(pod, names, seq)
                 self._waiting.move_to_end(uid)
+                continue
+            self.forget(uid)
+            try:
+                await site.plant.in_thread(self._pods.touch, pod, ROOM, str(seq))
+            except PodsError:
+                self._waiting.setdefault(uid, waiting)  # once more, behind the others
+                raise
 
     # Pods that hold something
 
@@ -147,7 +152,7 @@ class PodKeeper:
                 for uid, held in binder.held.items():
                     pod = pods.get(uid)
                     if pod is None:
-                        self._doubtful.add(uid)  # it may be newer than the list
+                        self._doubtful[uid] = None  # it may be newer than the list
                     else:
                         self._note(pod, held)
             case PodSeen(pod):
@@ -183,11 +188,16 @@ class PodKeeper:
         late = site.plant.clock() - site.settings.extender_active_seconds - _SPARE_SECONDS
         for uid, held in list(binder.held.items()):
             if uid not in binder.bound and held.since < late:
-                self._doubtful.add(uid)
+                self._doubtful.setdefault(uid)
         for uid in [uid for uid in self._doubtful if not binder.busy[uid]][:_A_TICK]:
-            async with binder.alone(uid):
-                await self._ask(site, uid)
-            self._doubtful.discard(uid)
+            del self._doubtful[uid]
+            try:
+                async with binder.alone(uid):
+                    await self._ask(site, uid)
+            except PodsError as error:  # about all pods, or this one alone: others come first
+                self._doubtful[uid] = None
+                log.warning("pod not kept", uid=uid, problem=str(error))
+                break
         await self._nudge(site)
 
     async def _ask(self, site: Site, uid: str) -> None:

@@ -15,6 +15,8 @@ REQUEST_SECONDS = 30.0
 """How long a client may take to say all of its request."""
 UNREAD_SECONDS = 30.0
 """How long a client may leave what was sent to it unread, while there is more."""
+LEAST_READ = 1 << 14
+"""Bytes a client must have read in that time to be only slow."""
 
 _TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n"
@@ -36,10 +38,14 @@ class GuardedProtocol(HttpToolsProtocol):
     _head = 0
     """Bytes that came since a request began, at most so many of them its head."""
     _in_head = True
+    _aside = 0
+    """Bytes behind the head that came since the last of the body: trailers, words of a chunk."""
     _too_large = False
     _complete = False
     _timer: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
+    _left = 0
+    """Bytes that were still to be read when it was looked last."""
     _peer: str | None = None
     """The name in the client's certificate, where it showed one that is trusted."""
 
@@ -61,6 +67,8 @@ class GuardedProtocol(HttpToolsProtocol):
         """Take in what came, and watch requests that are not complete by then."""
         if self._in_head:
             self._head += len(data)
+        else:
+            self._aside += len(data)
         self._complete = False
         super().data_received(data)
         if self.transport.is_closing():
@@ -68,6 +76,8 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._in_head and self._head > self.head_bytes:
             self._too_large = True
             self.send_400_response("")
+        elif self._aside > self.head_bytes:
+            self.transport.close()
         elif not self._complete and self._timer is None:
             self._timer = self.loop.call_later(REQUEST_SECONDS, self._too_slow)
 
@@ -76,6 +86,11 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         if self._peer is not None:
             self.scope[PEER] = self._peer  # type: ignore[literal-required]  # ASGI lets us
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep a header; one behind the body is a trailer, which says nothing here."""
+        if self._in_head:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """The head is complete: from here on the application counts."""
@@ -87,10 +102,15 @@ class GuardedProtocol(HttpToolsProtocol):
         self._in_head = False
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        """Some of the body is there."""
+        self._aside = 0
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
         """All of it is there."""
         self._in_head = self._complete = True
-        self._head = 0
+        self._head = self._aside = 0
         self._stop_timer()
         super().on_message_complete()
 
@@ -110,12 +130,23 @@ class GuardedProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """The client does not read as fast as there is something to say."""
         super().pause_writing()
-        self._unread = self.loop.call_later(UNREAD_SECONDS, self.transport.abort)
+        self._wait_for_reading()
 
     def resume_writing(self) -> None:
         """The client has caught up."""
         self._stop_waiting()
         super().resume_writing()
+
+    def _wait_for_reading(self) -> None:
+        self._left = self._answers.get_write_buffer_size()
+        self._unread = self.loop.call_later(UNREAD_SECONDS, self._is_read)
+
+    def _is_read(self) -> None:
+        """Whoever is only slow may go on; who does not read at all is cut off."""
+        if self._answers.get_write_buffer_size() > self._left - LEAST_READ:
+            self.transport.abort()
+        else:
+            self._wait_for_reading()
 
     def _stop_waiting(self) -> None:
         if self._unread is not None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_type_hints
+from urllib.parse import urlsplit
 
 from slicewise.core.errors import SlicewiseError, UnknownNameError
 from slicewise.engine.queue import Discipline
@@ -116,6 +117,14 @@ def _address(value: object) -> Address:
     return Address(host, int(port))
 
 
+def _url(value: object) -> str:
+    text = _text(value)
+    url = urlsplit(text)
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise ValueError("must be a URL, such as https://slicewise-1.example:8443")
+    return text
+
+
 def _policy(value: object) -> str:
     policy_class(_text(value))  # an unknown name is refused, with the near ones
     return str(value)
@@ -169,7 +178,7 @@ class Settings:
         str | None,
         Key(
             "advertise",
-            _text,
+            _url,
             "The URL at which others reach this process, told by standbys to "
             "those who want to write.",
         ),

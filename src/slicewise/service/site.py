@@ -22,7 +22,7 @@ from slicewise.service.plant import Plant
 from slicewise.service.settings import Settings
 from slicewise.service.streams import Streams
 
-_REPLAYED = (b"idempotency-replayed", b"true")
+REPLAYED = (b"idempotency-replayed", b"true")
 _AGAIN = (b"retry-after", b"1")
 
 
@@ -80,19 +80,17 @@ class Site:
             self._for = state
         return self._capacity, self._explainer
 
-    async def write(
-        self, request: Request, command: Command, acts_for: str = "", body: bytes = b""
-    ) -> Reply:
+    async def write(self, request: Request, command: Command, acts_for: str = "") -> Reply:
         """Have a command carried out, once even if it is sent again with the same key."""
         caller, text = request.caller, request.key()
         key, digest = None, ""
         if text is not None:
             key = Key(f"{acts_for}:{caller.tenant or ''}", text)
-            whole = f"{request.method} {request.path}\n".encode() + body
+            whole = f"{request.method} {request.path}\n".encode() + request.raw
             digest = hashlib.sha256(whole).hexdigest()
         told = await self.plant.ask(command, caller.id, key, digest)
         if told.replayed:
-            return reply(told.answer, _REPLAYED)
+            return reply(told.answer, REPLAYED)
         return reply(told.answer, _AGAIN) if told.answer.status == 503 else reply(told.answer)
 
     def page(self, limit: int | None) -> int:

@@ -188,7 +188,7 @@ ROUTES = (
     ),
     Route(
         "POST", "/v1/tokens", "issueToken", "Issue a token",
-        tenants.issue_token, ADMIN, {201: NewTokenView}, problems=(404,), body=TokenBody,
+        tenants.issue_token, ADMIN, {201: NewTokenView}, problems=(404, 409), body=TokenBody,
         writes=True, tag="tokens",
     ),
     Route(

@@ -14,7 +14,7 @@ from slicewise.control.wire import NewTokenView, TenantBody, TokenBody, TokenVie
 from slicewise.service.auth import digest_of, new_secret
 from slicewise.service.http import Reply, Request, reply
 from slicewise.service.pages import PageQuery, page_by_name
-from slicewise.service.site import Site
+from slicewise.service.site import REPLAYED, Site
 
 _decode_token = msgspec.json.Decoder(TokenView).decode
 
@@ -87,6 +87,12 @@ async def issue_token(site: Site, request: Request) -> Reply:
     if answered.status != 201:
         return answered
     view = _decode_token(answered.body)
+    if REPLAYED in answered.headers:
+        raise RefusedError(
+            409,
+            f"token {view.id} was issued with this Idempotency-Key before, and its secret was "
+            "shown then: revoke it, and issue another",
+        )
     return reply(said(201, NewTokenView(**msgspec.structs.asdict(view), token=secret)))
 
 

@@ -55,6 +55,7 @@ async function enter(who) {
   const places = PLACES.filter((place) => isFor(place, who));
   /** @type {AbortController} */
   let visit = new AbortController();
+  let closed = false;
 
   const show = async () => {
     visit.abort();
@@ -88,6 +89,7 @@ async function enter(who) {
   const frame = new Frame(root, { places, who, live, go, leave: () => leave("") });
   addEventListener("popstate", show);
   closeHouse = () => {
+    closed = true;
     visit.abort();
     live.stop();
     removeEventListener("popstate", show);
@@ -103,7 +105,7 @@ async function enter(who) {
       fill(frame.main, standIn("error", "Could not load the cluster", why, button("Try again", open)));
       return;
     }
-    show();
+    if (!closed) show();
   };
   open();
 }

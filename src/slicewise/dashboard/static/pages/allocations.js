@@ -66,7 +66,8 @@ export function show(element, context) {
     }, ({ found, all }) => {
       if (!list.contains(table.element)) fill(list, table.element);
       table.rows = found;
-      fill(more, all ? "" : `Only ${found.length} are loaded; the command slicewise ls lists all.`);
+      const which = ENDED.includes(state) ? "latest" : "oldest";
+      fill(more, all ? "" : `Only the ${found.length} ${which} are loaded, and searched; slicewise ls --limit N lists more.`);
     });
   }
 

@@ -4,7 +4,7 @@ import { Table } from "../look/table.js";
 import { get } from "../shell/api.js";
 import { button, choice, field, fill, h } from "../shell/dom.js";
 import { brief, clock } from "../shell/format.js";
-import { loading, standIn } from "../shell/notice.js";
+import { loading, notice, standIn } from "../shell/notice.js";
 import { sentence } from "./activity.js";
 import { keepFresh } from "./refreshing.js";
 
@@ -20,6 +20,8 @@ export function show(element, context) {
   /** @type {any[]} */
   let entries = [];
   let next = /** @type {string | null} */ (null);
+  /** Counts how often the list began anew: what was asked for before that is of no use. */
+  let turn = 0;
   const table = new Table({
     caption: "Entries of the journal",
     key: (one) => String(one.seq),
@@ -47,6 +49,7 @@ export function show(element, context) {
   const ask = (cursor) => get("/v1/audit", { ...wanted, limit: PAGE, cursor }, signal);
 
   async function anew() {
+    turn += 1;
     entries = [];
     await load();
   }
@@ -58,6 +61,7 @@ export function show(element, context) {
       const first = view.events.at(-1)?.seq ?? 0;
       if (first > known) {
         // The page does not reach back to what was here: begin again with it.
+        turn += 1;
         entries = view.events;
         next = view.next;
       } else entries = [...view.events.filter((one) => one.seq > known), ...entries];
@@ -66,10 +70,19 @@ export function show(element, context) {
   }
 
   async function page() {
-    const view = await ask(next);
-    entries = [...entries, ...view.events];
-    next = view.next;
-    render();
+    const mine = turn;
+    more.toggleAttribute("disabled", true);
+    try {
+      const view = await ask(next);
+      if (mine !== turn) return;
+      entries = [...entries, ...view.events];
+      next = view.next;
+      render();
+    } catch (error) {
+      if (!signal.aborted) notice(error instanceof Error ? error.message : String(error), "bad");
+    } finally {
+      more.toggleAttribute("disabled", false);
+    }
   }
 
   function render() {

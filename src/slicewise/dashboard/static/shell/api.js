@@ -64,7 +64,13 @@ export async function ask(path, options = {}) {
  * @returns {Promise<any>}
  */
 export async function get(path, query = {}, signal) {
-  return (await ask(path + asQuery(query), { signal })).json();
+  try {
+    return await (await ask(path + asQuery(query), { signal })).json();
+  } catch (error) {
+    // A service may be set to shorter pages: then as long as it makes them itself.
+    if (!(error instanceof ApiError && error.field === "limit" && query.limit)) throw error;
+    return get(path, { ...query, limit: null }, signal);
+  }
 }
 
 /**

@@ -56,6 +56,8 @@ export class Live extends EventTarget {
     /** @type {Map<string, number>} */
     this._timers = new Map();
     this._stopped = false;
+    /** By load that is under way: the entries that came meanwhile. @type {Set<import("./stream.js").Entry[]>} */
+    this._meanwhile = new Set();
     this._took = 0;
     this._totalled = 0;
   }
@@ -91,9 +93,17 @@ export class Live extends EventTarget {
   /** Load everything anew. */
   async load() {
     const begun = performance.now();
-    const view = await get("/v1/cluster", { gpus: true });
+    /** @type {import("./stream.js").Entry[]} */
+    const meanwhile = [];
+    this._meanwhile.add(meanwhile);
+    let view;
+    try {
+      view = await get("/v1/cluster", { gpus: true });
+      if (view.nodes.some((node) => !this.geometries.has(node.model))) await this._loadModels();
+    } finally {
+      this._meanwhile.delete(meanwhile);
+    }
     if (this._stopped) return;
-    if (view.nodes.some((node) => !this.geometries.has(node.model))) await this._loadModels();
     const before = this._where;
     this._where = new Map();
     this.nodes = new Map();
@@ -110,6 +120,7 @@ export class Live extends EventTarget {
       this._settle(gpu);
     }
     this.seq = view.seq;
+    for (const entry of meanwhile) if (entry.seq > this.seq) this._advance(entry);
     this._took = performance.now() - begun;
     this.totals = { ...view, devices: null };
     this.loaded = true;
@@ -152,16 +163,20 @@ export class Live extends EventTarget {
     const fresh = entries.filter((entry) => entry.seq > this.seq);
     if (!fresh.length) return;
     let changed = false;
-    for (const entry of fresh) {
-      this.seq = entry.seq;
-      changed = this._apply(entry) || changed;
-    }
+    for (const entry of fresh) changed = this._advance(entry) || changed;
+    for (const meanwhile of this._meanwhile) meanwhile.push(...fresh);
     this.activity = [...fresh.reverse(), ...this.activity].slice(0, KEPT_ACTIVITY);
     this.dispatchEvent(new CustomEvent("entries", { detail: fresh }));
     if (changed) this._tell("change");
     // Soon when it was quiet, and not too often when it is not.
     const quiet = performance.now() - this._totalled;
     this._later("totals", Math.max(200, TOTALS_EVERY - quiet), () => this.loadTotals());
+  }
+
+  /** @param {import("./stream.js").Entry} told */
+  _advance(told) {
+    this.seq = told.seq;
+    return this._apply(told);
   }
 
   /**

@@ -81,8 +81,11 @@ export function standIn(kind, title, text = "", action = undefined) {
     action);
 }
 
+/** @type {WeakMap<Element, number>} */
+const latest = new WeakMap();
+
 /**
- * Load something into an element, with its states.
+ * Load something into an element, with its states; what was asked for later goes before it.
  * @template T
  * @param {Element} element
  * @param {string} what
@@ -90,15 +93,18 @@ export function standIn(kind, title, text = "", action = undefined) {
  * @param {(value: T) => void} show
  */
 export async function loading(element, what, load, show) {
+  const turn = (latest.get(element) ?? 0) + 1;
+  latest.set(element, turn);
   const timer = setTimeout(() => {
     if (!element.childElementCount) fill(element, standIn("loading", `Loading ${what} …`));
   }, 150);
   try {
     const value = await load();
     clearTimeout(timer);
-    show(value);
+    if (latest.get(element) === turn) show(value);
   } catch (error) {
     clearTimeout(timer);
+    if (latest.get(element) !== turn) return;
     if (error instanceof DOMException && error.name === "AbortError") return;
     const again = h("button", { type: "button",
       on: { click: () => { fill(element); loading(element, what, load, show); } } }, "Try again");
