@@ -35,16 +35,19 @@ def outcome(cluster: Cluster, policy: str, profile: str) -> tuple[int, int] | Re
         # Under `overlap` the lower half also blocks 4g, so the upper one is cheaper.
         ("mfi-overlap", "3g.40gb", [""], (0, 4)),
         ("mfi-overlap", "1g.10gb", [""], (0, 6)),
-        # Least-lost: 4 placements at 6 (1g, 1g.20gb, 3g, 7g), 6 at 0 (1g, both pairs, 3g, 4g, 7g).
-        ("least-lost", "1g.10gb", [""], (0, 6)),
+        # Least-lost: 5 placements at 4 (1g, both pairs, 3g, 7g), 6 at 0 (4g as well). At 6 they
+        # would be 4, but nothing fits on slice 7 then, which counts as 2 more.
+        ("least-lost", "1g.10gb", [""], (0, 4)),
+        # There is no other place.
+        ("least-lost", "1g.10gb", ["4g.40gb@0 2g.20gb@4"], (0, 6)),
         # Above: three 1g, two 1g.20gb, a 2g, a 3g, a 7g. Below: four, two, two, 3g, 4g, 7g.
         ("least-lost", "3g.40gb", [""], (0, 4)),
         # An empty GPU comes last, though the other loses as much (1g, 1g.20gb, 2g) or more.
         ("least-lost", "2g.20gb", ["", "4g.40gb@0"], (1, 4)),
         # Both lose the same three at 4; five occupied slices are worth more than one.
         ("least-lost", "1g.10gb", ["1g.10gb@6", "4g.40gb@0 1g.10gb@6"], (1, 4)),
-        # The half-full GPU would lose 4 (1g, 1g.20gb, 2g, 3g) less 2, the other 3 less a half.
-        ("least-lost", "1g.10gb", ["1g.10gb@6", "4g.40gb@0"], (1, 6)),
+        # The half-full GPU loses 4 (1g, 1g.20gb, 2g, 3g) less 2, the other 3 less a half.
+        ("least-lost", "1g.10gb", ["1g.10gb@6", "4g.40gb@0"], (1, 4)),
         # First-fit takes the first window there is, even where it hurts most.
         ("first-fit", "1g.10gb", ["3g.40gb@4", ""], (0, 0)),
         ("first-fit", "7g.80gb", ["1g.10gb@6", ""], (1, 0)),

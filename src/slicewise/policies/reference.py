@@ -173,11 +173,13 @@ class ReferenceScheduler:
     def _least_lost(self, gpu: ReferenceGpu, profile: Profile, start: int) -> tuple[bool, Fraction]:
         before = gpu.occupied
         after = before | Held(profile, start).slices
-        lost = 0
-        for other in gpu.geometry.profiles:
-            if other.variant_of is None:
-                windows = [Held(other, at).slices for at in other.starts]
-                lost += sum(not w & before and bool(w & after) for w in windows)
+        plain = [other for other in gpu.geometry.profiles if other.variant_of is None]
+        windows = [Held(other, at).slices for other in plain for at in other.starts]
+        lost = sum(not w & before and bool(w & after) for w in windows)
+        whole = set(range(gpu.geometry.slices))
+        for sign, taken in ((1, after), (-1, before)):
+            usable = set().union(*(w for w in windows if not w & taken))
+            lost += sign * 2 * len(whole - taken - usable)
         return not before, lost - Fraction(4 * len(before), gpu.geometry.slices)
 
     def _why(self, request: Request) -> Reason:

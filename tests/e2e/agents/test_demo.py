@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import os
 import re
 import signal
@@ -18,7 +20,7 @@ from tests.e2e.server import PATIENCE_SECONDS
 
 from slicewise.client import Client
 from slicewise.control.hardware import PartTurned
-from slicewise.demo.agents import Stages
+from slicewise.demo.agents import Fleet, Stages
 from slicewise.demo.scene import NODES
 from slicewise.fakedriver import Machine
 
@@ -145,6 +147,30 @@ def test_without_a_compiler(options: list[str], tmp_path: Path) -> None:
     assert demo.returncode == 2
     assert err.startswith("slicewise: error: the fake driver needs a C compiler, and there is no")
     assert len(err.splitlines()) == 1
+
+
+def test_an_agent_is_started_again_though_that_failed_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Ended:
+        async def wait(self) -> int:
+            return 1
+
+    attempts: list[str] = []
+
+    async def start_again(name: str, url: str) -> None:
+        attempts.append(name)
+        if len(attempts) == 1:
+            raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+        raise asyncio.CancelledError
+
+    fleet = object.__new__(Fleet)
+    fleet._processes = {"n": Ended()}  # type: ignore[dict-item]
+    monkeypatch.setattr(fleet, "_launch", start_again)
+    monkeypatch.setattr("slicewise.demo.agents._AGAIN_SECONDS", 0.0)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(fleet._keep("n", "http://x"))
+    assert attempts == ["n", "n"]
 
 
 def test_what_is_told_of_instances() -> None:
