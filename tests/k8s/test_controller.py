@@ -47,7 +47,7 @@ def test_a_pod_gets_the_slices_that_destroy_least(
     plane.api.create(pods_in(space), pod("a", templates=["small"]))
     until_running(plane.api, space, "a")
     # Not slice 0, which the stock scheduler takes: 4g.40gb can only be there.
-    assert allocated(plane.api, space, "a") == [(node, "gpu-0-mig-1g10gb-19-6")]
+    assert allocated(plane.api, space, "a") == [(node, "gpu-0-mig-1g10gb-19-4")]
     plane.api.create(pods_in(space), pod("b", templates=["large"]))
     until_running(plane.api, space, "b")
     assert allocated(plane.api, space, "b") == [(node, "gpu-0-mig-4g40gb-5-0")]

@@ -178,9 +178,9 @@ def test_a_node_that_cannot_run_the_pod_is_passed_over_and_named() -> None:
     scene.estate.node_changed(node("n1", cpu="1"))
     needs = [{"name": "main", "resources": {"requests": {"cpu": "4"}}}]
     scene.ask("a", "1g.10gb", containers=needs)
-    assert scene.decide() == {"a": [device("1g.10gb", 6, "n2")]}
+    assert scene.decide() == {"a": [device("1g.10gb", 4, "n2")]}
     scene.ask("b", "1g.10gb", containers=needs)
-    assert scene.decide() == {"b": [device("1g.10gb", 4, "n2")]}  # both fit its eight
+    assert scene.decide() == {"b": [device("1g.10gb", 5, "n2")]}  # both fit its eight
     scene.ask("c", "1g.10gb", containers=needs)
     assert scene.decide() == {}
     reason, text = scene.told()["c"]
@@ -195,11 +195,11 @@ def test_a_node_that_cannot_run_the_pod_is_passed_over_and_named() -> None:
 def test_a_node_that_gave_an_allocation_back_is_left_out_for_a_while() -> None:
     scene = Scene("n1", "n2")
     scene.ask("a", "1g.10gb")
-    assert scene.decide() == {"a": [device("1g.10gb", 6)]}
+    assert scene.decide() == {"a": [device("1g.10gb", 4)]}
     before = scene.wishes.claims["team/a-0"]
     scene.change(claim("a-0", version=3))  # the stock scheduler took it back
     scene.decider.avoid(before)
-    assert scene.decide() == {"a": [device("1g.10gb", 6, "n2")]}
+    assert scene.decide() == {"a": [device("1g.10gb", 4, "n2")]}
     assert scene.tally.returned == 1
 
 
@@ -237,7 +237,7 @@ def test_devices_are_taken_back_from_a_pod_that_the_stock_scheduler_cannot_bind(
     scene.now = STUCK_SECONDS
     assert [one.metadata.name for one in scene.decider.take_stuck()] == ["a-0"]
     scene.change(claim("a-0", version=4))
-    assert scene.decide() == {"a": [device("1g.10gb", 6, "n2")]}
+    assert scene.decide() == {"a": [device("1g.10gb", 4, "n2")]}
 
 
 def test_quotas_are_those_of_the_namespace() -> None:
