@@ -55,3 +55,27 @@ def test_a_confined_budget_does_not_spend_what_was_saved_before() -> None:
     for _ in range(10):
         budget.earn()
     assert budget.longest_plan(1) == 0
+
+
+def test_what_is_saved_is_spent_the_more_freely_the_nearer_the_end_is() -> None:
+    prices = []
+    for left in (100_000, 5_000, 1_000, 100, 0):
+        budget = Budget(0.02)
+        for _ in range(1_000):
+            budget.earn()
+        budget.confine(1_000 + left)
+        for _ in range(1_000):
+            budget.earn()
+        assert budget.saved == pytest.approx(40 if left >= 1_000 else 20 + 0.02 * left)
+        budget.spend(int(budget.saved) - 10)
+        prices.append(budget.price)
+    assert prices == sorted(prices, reverse=True)
+    assert prices[-1] < 0.25 * prices[0]
+
+
+def test_who_earns_nothing_spends_nothing() -> None:
+    budget = Budget(0)
+    budget.confine(100)
+    budget.earn()
+    assert budget.price == DEAREST
+    assert budget.longest_plan(1) == 0

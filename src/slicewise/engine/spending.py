@@ -4,7 +4,8 @@ A request that is rescued takes slices that others will ask for. In a cluster th
 the next large request may be turned away in its place, and the moves were made for nothing. So a
 rescue is worth less than one request, and the less, the larger the request and the fewer the free
 slices. A move has a price in the same unit, which falls as moves are saved: while few are left,
-they go to rescues of one move, and to small requests.
+they go to rescues of one move, and to small requests. Where the budget has an end, what is left
+then is worth nothing, so it counts the more the nearer the end is.
 
 The figures were found by simulation: docs/defragmentation.md.
 """
@@ -30,6 +31,9 @@ DEAREST, CHEAPEST = 0.5, 0.02
 SAVED = 25
 """The price falls to a third for so many moves saved."""
 
+THE_END = 300
+"""Arrivals before the end of a budget from which on the price hardly falls any more."""
+
 LONGEST_PLAN = 6
 """A plan never has more moves than this."""
 
@@ -51,6 +55,8 @@ class Budget:
         self._share = share
         self._arrivals = self._spent = 0
         self._last = math.inf
+        self._end = math.inf
+        """After so many arrivals the budget ends, if it does."""
 
     def earn(self) -> None:
         """An arrival."""
@@ -63,6 +69,7 @@ class Budget:
     def confine(self, arrivals: int) -> None:
         """From now on, do not spend more than the next so many arrivals earn, whatever is saved."""
         self._last = self._spent + self._share * arrivals
+        self._end = self._arrivals + arrivals
 
     @property
     def saved(self) -> float:
@@ -73,7 +80,11 @@ class Budget:
     @property
     def price(self) -> float:
         """What a move costs now, in requests."""
-        return max(DEAREST * math.exp(-self.saved / SAVED), CHEAPEST)
+        if not self._share:
+            return DEAREST
+        to_come = self._share * (max(self._end - self._arrivals, 0) + THE_END)
+        plenty = self.saved / SAVED + self.saved / to_come
+        return max(DEAREST * math.exp(-plenty), CHEAPEST)
 
     def longest_plan(self, gain: float) -> int:
         """How many moves a plan may have now that saves so many requests."""
