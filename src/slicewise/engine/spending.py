@@ -32,7 +32,7 @@ SAVED = 25
 """The price falls to a third for so many moves saved."""
 
 THE_END = 300
-"""Arrivals before the end of a budget from which on the price hardly falls any more."""
+"""Arrivals that are counted as still to come when a budget ends: so far the price falls."""
 
 LONGEST_PLAN = 6
 """A plan never has more moves than this."""
