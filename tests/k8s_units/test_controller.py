@@ -28,6 +28,7 @@ from slicewise.k8s.watching import (
     Listed,
     Trouble,
 )
+from slicewise.k8s.writing import Decision
 
 
 class Closed:
@@ -276,3 +277,57 @@ def test_what_is_abandoned_while_nothing_is_decided_is_taken_back_afterwards() -
     assert one.tally.taken_back == 0
     tell(one, Trouble(CLAIMS, ""))
     assert one.tally.taken_back == 1
+
+
+class Loses:
+    """A pen: while it writes the second claim, the first one is taken away from the pod."""
+
+    def __init__(self, one: Controller) -> None:
+        self._one = one
+        self.judged: list[str] = []
+        self.decisions = 0
+
+    def allocate(self, decision: Decision) -> list[ResourceClaim]:
+        self.decisions += 1
+        first, second = (
+            claim(
+                grant.claim.metadata.name,
+                seats=[(seat.pool, seat.device) for seat in grant.seats],
+                tentative=True,
+                version=10 + i,
+            )
+            for i, grant in enumerate(decision.grants)
+        )
+        for news in (first, claim("a", *ONE, version=20)):
+            self._one._inbox.put(Changed(CLAIMS, news))
+        return [first, second]
+
+    def confirm(self, claim: ResourceClaim, confirmed: bool, why: str) -> None:
+        self.judged.append(claim.metadata.name)
+
+    def deallocate(self, claim: ResourceClaim) -> None:
+        """The second one: nobody uses it."""
+
+
+ONE = ({"name": "r", "exactly": {"deviceClassName": OURS, "count": 1}},)
+
+
+def test_what_is_taken_away_while_the_rest_is_written_is_neither_held_nor_confirmed() -> None:
+    one = controller()
+    with_node(one)
+    lead(one)
+    one._fenced = one.leadership.term
+    pen = Loses(one)
+    one._hand._pen = pen  # type: ignore[assignment]
+    tell(
+        one,
+        Changed(CLASSES, device_class(OURS, profile="1g.10gb")),
+        Changed(CLAIMS, claim("a", *ONE)),
+        Changed(CLAIMS, claim("b", *ONE)),
+        Changed(PODS, pod("p", ["a", "b"])),
+    )
+    assert pen.decisions == 1
+    tell(one, Gone(PODS, pod("p", ["a", "b"])))
+    assert pen.judged == ["b"]
+    assert not one.rivals.tentative
+    assert one.board.claim("uid-a") is None

@@ -134,6 +134,10 @@ class Hand:
         self._tally.allocated += len(decision.grants)
         for claim in claims or ():
             self._take_in(claim)
+        for grant in decision.grants:
+            known = self._known(grant.claim)
+            if known is not None and known.status.allocation is None:
+                self._forget_hope(grant.claim)  # taken away before all of it was written
 
     def _not_written(self, decision: Decision, error: SlicewiseError) -> None:
         log.info("not written for pod %s: %s", decision.pod, error)
