@@ -6,11 +6,12 @@ when it has the answer to the last. Every ratio is between two measurements of t
 
 - durable allocate and release, against the same requests to an endpoint of the same stack, in the
   same process, that does everything but decide and store;
-- group commit, against a commit for every request.
+- group commit, against a commit for every request: as an ordinary transaction, and by the one
+  statement that the service's own commits are.
 
-The clients are in service_load.py, the endpoint in service_no_op.py, the writer without HTTP in
-service_writer.py. `--quick` takes seconds, `--json` prints everything, and
-`--profile` says where the server's time goes.
+The clients are in service_load.py, the endpoint in service_no_op.py, the ordinary transaction in
+service_transaction.py, the writer without HTTP in service_writer.py. `--quick` takes seconds,
+`--json` prints everything, and `--profile` says where the server's time goes.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,8 +42,10 @@ from slicewise.cli import main as cli
 from slicewise.control.writer import MAX_BATCH, Writer
 from slicewise.service import plant, service
 from slicewise.service.table import ROUTES
+from slicewise.store.sqlite import SqliteStore
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # a script sees its own folder only
+from benchmarks import service_transaction
 from benchmarks.service_no_op import no_op_routes
 from benchmarks.service_writer import (
     MODEL,
@@ -54,6 +58,11 @@ from benchmarks.service_writer import (
 
 TENANT = "acme"
 TARGET_RATIO, TARGET_GROUP = 0.5, 5.0
+GROUP, TRANSACTION, STATEMENT = "group", "transaction", "statement"
+SINGLE = {
+    TRANSACTION: "a commit for every request, as an ordinary transaction",
+    STATEMENT: "a commit for every request, by one statement, as the service's own are",
+}
 NO_OP, BARE, WHOAMI, DURABLE = "no-op", "bare", "whoami", "durable"
 WITHOUT_KEY = "durable without key"
 WHAT = {
@@ -71,10 +80,11 @@ WHAT = {
 def serve_otherwise(how: str, arguments: list[str]) -> None:
     """Serve as it is, with a commit for every request, or with a profile of the event loop."""
     setattr(service, "ROUTES", (*ROUTES, *no_op_routes()))  # noqa: B010 - it is no export
-    if how == "plain":
-        cli.run(arguments)
-    if how == "single":
-        setattr(plant, "Writer", partial(Writer, max_batch=1))  # noqa: B010 - it is no export
+    if how in (GROUP, *SINGLE):
+        if how in SINGLE:
+            setattr(plant, "Writer", partial(Writer, max_batch=1))  # noqa: B010 - it is no export
+        if how == TRANSACTION:
+            setattr(SqliteStore, "append", service_transaction.append)  # noqa: B010
         cli.run(arguments)
     profile = cProfile.Profile()
 
@@ -90,7 +100,7 @@ def serve_otherwise(how: str, arguments: list[str]) -> None:
 class Server:
     """A process of the service in a folder."""
 
-    def __init__(self, folder: Path, how: str = "plain") -> None:
+    def __init__(self, folder: Path, how: str = GROUP) -> None:
         script = [__file__, "--serve-otherwise", how]
         settings = ("limits.requests_per_second=1000000", "log.level=warning")
         self._process = subprocess.Popen(
@@ -311,25 +321,26 @@ def measure(folder: Path, clients: list[int], options: argparse.Namespace) -> di
     }
     say = _progress(not options.json)
     most = max(clients)
-    with Bench(options.seconds) as bench:
-
-        def points(server: Server, asked: list[tuple[str, int]]) -> list[dict[str, Any]]:
-            """In rounds, so that what else the machine does meets them all alike."""
-            taken: dict[tuple[str, int], list[dict[str, Any]]] = {one: [] for one in asked}
-            for _, one in itertools.product(range(options.rounds), asked):
-                say(f"{one[0]}, {one[1]} clients")
-                taken[one].append(bench.point(server, *one))
-            return [middle(some) for some in taken.values()]
-
+    with Bench(options.seconds) as bench, ExitStack() as ends:
         say(f"registering {options.gpus:,} GPUs")
-        with Server(folder / "group") as server:
+        servers = {how: ends.enter_context(Server(folder / how, how)) for how in (GROUP, *SINGLE)}
+        for server in servers.values():
             server.furnish(options.gpus, options.instances)
-            grid = [(what, count) for count in clients for what in (NO_OP, BARE, WHOAMI, DURABLE)]
-            found["points"] = points(server, [*grid, (WITHOUT_KEY, most)])
-        say("the same with a commit for every request")
-        with Server(folder / "single", "single") as server:
-            server.furnish(options.gpus, options.instances)
-            found["single"] = points(server, [(DURABLE, n) for n in clients if n > 1])
+        grid = [
+            *((GROUP, what, n) for n in clients for what in (NO_OP, BARE, WHOAMI, DURABLE)),
+            (GROUP, WITHOUT_KEY, most),
+            *((how, DURABLE, n) for how in SINGLE for n in clients if n > 1),
+        ]
+        # In rounds, so that what else the machine does meets them all alike.
+        taken: dict[tuple[str, str, int], list[dict[str, Any]]] = {one: [] for one in grid}
+        for _, one in itertools.product(range(options.rounds), grid):
+            how, what, count = one
+            say(f"{what}, {count} clients" + (f", {SINGLE[how]}" if how in SINGLE else ""))
+            taken[one].append(bench.point(servers[how], what, count))
+    found["points"] = [middle(some) for (how, *_), some in taken.items() if how == GROUP]
+    found["single"] = {
+        how: [middle(some) for (whose, *_), some in taken.items() if whose == how] for how in SINGLE
+    }
     say("the writer alone")
     found["writer"] = [
         {
@@ -356,7 +367,6 @@ def ratios(found: dict[str, Any]) -> dict[str, Any]:
     """What is asked of the service: durable to no-op, and group commit to single."""
     rate = {(point["what"], point["clients"]): point["per_second"] for point in found["points"]}
     loop = {(point["what"], point["clients"]): point["cpu_us"]["loop"] for point in found["points"]}
-    single = {point["clients"]: point["per_second"] for point in found["single"]}
     clients = sorted({count for _, count in rate})
     return {
         "durable_to_no_op": {n: rate[DURABLE, n] / rate[NO_OP, n] for n in clients},
@@ -364,7 +374,10 @@ def ratios(found: dict[str, Any]) -> dict[str, Any]:
         "loop_no_op_to_durable": {n: loop[NO_OP, n] / loop[DURABLE, n] for n in clients},
         "best_to_best": max(rate[DURABLE, n] for n in clients)
         / max(rate[NO_OP, n] for n in clients),
-        "group_to_single": {n: rate[DURABLE, n] / single[n] for n in single},
+        "group_to_single": {
+            how: {p["clients"]: rate[DURABLE, p["clients"]] / p["per_second"] for p in points}
+            for how, points in found["single"].items()
+        },
         "group_to_single_writer": statistics.median(
             pair["group_per_second"] / pair["single_per_second"] for pair in found["writer"]
         ),
@@ -384,8 +397,9 @@ def tell(found: dict[str, Any]) -> Iterator[str]:
     for name, text in WHAT.items():
         yield f"  {name:19} {text}"
     yield from rows(found["points"])
-    yield "  with a commit for every request:"
-    yield from itertools.islice(rows(found["single"]), 1, None)
+    for how, points in found["single"].items():
+        yield f"  {SINGLE[how]}:"
+        yield from itertools.islice(rows(points), 1, None)
     yield "durable requests to no-op requests, at the same number of clients:"
     for clients, ratio in told["durable_to_no_op"].items():
         other, loop = told["durable_to_bare"][clients], told["loop_no_op_to_durable"][clients]
@@ -394,9 +408,10 @@ def tell(found: dict[str, Any]) -> Iterator[str]:
             f"by time of the event loop {loop:.2f}"
         )
     yield f"  the best of each: {verdict(told['best_to_best'], TARGET_RATIO)}"
-    yield "group commit to a commit for every request:"
-    for clients, ratio in told["group_to_single"].items():
-        yield f"  {clients:7} {verdict(ratio, TARGET_GROUP)} over HTTP"
+    for how, by_clients in told["group_to_single"].items():
+        yield f"group commit to {SINGLE[how]}:"
+        for clients, ratio in by_clients.items():
+            yield f"  {clients:7} {verdict(ratio, TARGET_GROUP)} over HTTP"
     pair = found["writer"][0]
     group = statistics.median(pair["group_per_second"] for pair in found["writer"])
     single = statistics.median(pair["single_per_second"] for pair in found["writer"])

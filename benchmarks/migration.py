@@ -11,7 +11,7 @@ cores.
 
 from __future__ import annotations
 
-import sys
+import argparse
 
 import numpy as np
 
@@ -24,7 +24,6 @@ from slicewise.sim.runner import Outcome, run_experiment
 from slicewise.sim.statistics import Ratio
 
 LOAD = 0.90
-DEFAULTS = ("20", "0.02", "least-lost,mfi-overlap,best-fit", "2")
 MIXES = ("uniform", "skew-small", "skew-big", "bimodal")
 
 
@@ -52,20 +51,36 @@ def above_target(outcome: Outcome, mix: int, entrant: int) -> str:
     return f"{100 * apart.value:+.3f} ± {50 * (apart.high - apart.low):.3f} | {100 * most:.2f}"
 
 
-def main(arguments: list[str]) -> None:
+def parser() -> argparse.ArgumentParser:
+    """The arguments."""
+    made = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    made.add_argument("runs", type=int, nargs="?", default=20)
+    made.add_argument("share", type=float, nargs="?", default=0.02, help="moves an arrival")
+    made.add_argument(
+        "policies",
+        nargs="?",
+        default="least-lost,mfi-overlap,best-fit",
+        help="separated by commas",
+    )
+    made.add_argument("seed", type=int, nargs="?", default=2)
+    return made
+
+
+def main(options: argparse.Namespace) -> None:
     """Run with and without migration on the same arrivals, and print both beside the oracle."""
-    runs, share, names, seed = (*arguments, *DEFAULTS[len(arguments) :])
+    runs, share, seed = options.runs, options.share, options.seed
+    names = options.policies.split(",")
     geometry = load_geometry("A100-80GB")
     chosen = tuple(parse_mix(name, geometry) for name in MIXES)
-    policies = tuple(policy(name) for name in names.split(","))
-    moving = Migration(chosen, policies, 100, int(runs), int(seed), load=LOAD, share=float(share))
+    policies = tuple(policy(name) for name in names)
+    moving = Migration(chosen, policies, 100, runs, seed, load=LOAD, share=share)
     outcome = run_experiment(moving, None, lambda units: None)
     rows = migration_rows(outcome)
-    still = Migration(chosen, policies, 100, int(runs), int(seed), load=LOAD, share=0)
+    still = Migration(chosen, policies, 100, runs, seed, load=LOAD, share=0)
     without = steady_rows(run_experiment(still, None, lambda units: None))
     print(
         f"load {LOAD}, 100 A100-80GB, {runs} runs, seed {seed}, "
-        f"{float(share):.1%} moves an arrival; in %\n"
+        f"{share:.1%} moves an arrival; in %\n"
     )
     print(
         "| distribution | policy | without | with | oracle | target "
@@ -87,11 +102,11 @@ def main(arguments: list[str]) -> None:
             above_target(
                 outcome,
                 MIXES.index(str(row["distribution"])),
-                names.split(",").index(str(row["policy"])),
+                names.index(str(row["policy"])),
             ),
         ]
         print(f"| {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":  # worker processes import this file too
-    main(sys.argv[1:])
+    main(parser().parse_args())

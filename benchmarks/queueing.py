@@ -8,7 +8,7 @@ up after one mean lifetime. The defaults take about ten minutes on two cores.
 
 from __future__ import annotations
 
-import sys
+import argparse
 
 from slicewise import Discipline, load_geometry, policy
 from slicewise.sim.experiment import Steady
@@ -17,7 +17,6 @@ from slicewise.sim.queueing import Queued, queue_rows
 from slicewise.sim.results import Row, steady_rows
 from slicewise.sim.runner import run_experiment
 
-DEFAULTS = ("20", "mfi,least-lost", "0.85,0.9,0.95", "1")
 DISCIPLINES = {"fifo": Discipline(), "backfill 16": Discipline(16)}
 
 
@@ -46,16 +45,26 @@ def line(load: float, queue: str, row: Row) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def main(arguments: list[str]) -> None:
+def parser() -> argparse.ArgumentParser:
+    """The arguments."""
+    made = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    made.add_argument("runs", type=int, nargs="?", default=20)
+    made.add_argument("policies", nargs="?", default="mfi,least-lost", help="separated by commas")
+    made.add_argument("loads", nargs="?", default="0.85,0.9,0.95", help="separated by commas")
+    made.add_argument("seed", type=int, nargs="?", default=1)
+    return made
+
+
+def main(options: argparse.Namespace) -> None:
     """Run every load with and without a queue, on the same arrivals."""
-    runs, names, loads, seed = (*arguments, *DEFAULTS[len(arguments) :])
+    runs, seed = options.runs, options.seed
     mixes = (parse_mix("uniform", load_geometry("A100-80GB")),)
-    policies = tuple(policy(name) for name in names.split(","))
+    policies = tuple(policy(name) for name in options.policies.split(","))
     print(f"uniform, 100 A100-80GB, {runs} runs, seed {seed}; waits in % of the mean lifetime\n")
     print("| load | policy | queue | rejected % | waited % | mean | 95% | 99% | util. % |")
     print("|--:|---|---|--:|--:|--:|--:|--:|--:|")
-    for load in map(float, loads.split(",")):
-        settings = (mixes, policies, 100, int(runs), int(seed))
+    for load in map(float, options.loads.split(",")):
+        settings = (mixes, policies, 100, runs, seed)
         steady = Steady(*settings, load=load, oracle=False)
         tables = {"none": steady_rows(run_experiment(steady, None, lambda units: None))}
         for name, discipline in DISCIPLINES.items():
@@ -67,4 +76,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":  # worker processes import this file too
-    main(sys.argv[1:])
+    main(parser().parse_args())

@@ -37,6 +37,8 @@ class _Idle:
 
     def __init__(self, plant: Plant) -> None:
         self._plant = plant
+        self.store = plant.store
+        self.in_thread = plant.in_thread
         state = plant.state
         self._placed = next(one for one in state.allocations.values() if one.parts)
         self._ended = msgspec.structs.replace(

@@ -10,8 +10,8 @@ stands how often the disk can be synced at all.
 
 from __future__ import annotations
 
+import argparse
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -155,7 +155,9 @@ def keeping(folder: Path) -> None:
 
 def main() -> None:
     """Measure and print."""
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path()
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("folder", type=Path, nargs="?", default=Path(), help="on a real disk")
+    folder = parser.parse_args().folder
     print(f"{syncs_per_second(folder):.0f} syncs/s of 8 KiB")
     on_sqlite(folder)
     on_postgres(folder)

@@ -32,7 +32,7 @@ INTRODUCTION = """\
 - Ctrl-C stops a simulation; the results are then of the runs that every policy had finished.
 - Mistakes are answered with one line on standard error that begins with `slicewise: error:`.
 - Exit status: 0 when there are results, 2 when something was refused or there is nothing to show,
-  130 when interrupted elsewhere.
+  130 when interrupted elsewhere, 141 when the output is no longer read (`slicewise ls | head -1`).
 """
 
 

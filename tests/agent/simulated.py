@@ -192,13 +192,15 @@ class SimulatedDriver:
         self._replace(at.gpu, found, (ComputeReading(0, self.hardware.uuid()),))
         self.ticks.after("create_compute_instance")
 
-    def destroy_compute_instance(self, at: At, compute: int) -> None:
+    def destroy_compute_instance(self, at: At, compute: ComputeReading) -> None:
         self.ticks.before("destroy_compute_instance")
         found = self._find(at)
+        if compute not in found.compute:
+            raise DriverError(INVALID_STATE, "destroy_compute_instance")
         if (at.gpu, at.start) in self.hardware.busy:
             raise DriverError(IN_USE, "destroy_compute_instance")
-        self.hardware.strangers -= {c.uuid for c in found.compute if c.id == compute}
-        self._replace(at.gpu, found, tuple(c for c in found.compute if c.id != compute))
+        self.hardware.strangers -= {compute.uuid}
+        self._replace(at.gpu, found, tuple(c for c in found.compute if c != compute))
         self.ticks.after("destroy_compute_instance")
 
     def destroy_gpu_instance(self, at: At) -> None:

@@ -78,11 +78,23 @@ def until(tiny: TinyService, done: Callable[[], bool]) -> None:
     [("", "is not the URL"), ("gpu-07:8080", "is not the URL"), ("ftp://x", "is not the URL"),
      ("http://[::1", "is not the URL"), ("http://a..b:80", "is not the URL"),
      (f"http://{'a' * 64}.example", "is not the URL"),
-     ("http://x:99999", "has no port"), ("http://x:0", "has no port")],
+     ("http://x:99999", "has no port"), ("http://x:0", "has no port"),
+     ("http://x/a b", "is not the URL"), ("http://x/ü", "is not the URL"),
+     ("//x:80", "is not the URL"), ("http://me:secret@x", "has no user, password"),
+     ("http://x?a=1", "no user, password, query"), ("http://x/#top", "query or fragment")],
 )  # fmt: skip
 def test_addresses_are_checked(server: str, complaint: str, token_file: Path) -> None:
-    with pytest.raises(SlicewiseError, match=complaint):
+    with pytest.raises(SlicewiseError, match=complaint) as refusal:
         Service.named(server, token_file)
+    assert "secret" not in str(refusal.value)
+
+
+def test_a_path_in_front_of_the_service_is_kept(tiny: TinyService, token_file: Path) -> None:
+    link = Link(Service.named(f"{tiny.url}/mig/", token_file))
+    tiny.refusals = [(200, {})]
+    link.call("POST", "/v1/agent/hello", HELLO)
+    assert tiny.requests == ["POST /mig/v1/agent/hello"]
+    link.close()
 
 
 def test_files_are_checked(tmp_path: Path, token_file: Path) -> None:

@@ -18,7 +18,7 @@ from tests.agent.simulated import Office
 
 from slicewise.agent.carrying import Carrier
 from slicewise.agent.discovery import examine
-from slicewise.agent.driver import At, DriverError, GpuReading
+from slicewise.agent.driver import At, ComputeReading, DriverError, GpuReading
 from slicewise.agent.health import Health
 from slicewise.agent.node import DriverChangedError, Node
 from slicewise.agent.nvml import Nvml, _name
@@ -92,7 +92,7 @@ def test_an_instance_from_beginning_to_end(machine_of: MachineMaker, opened: Ope
     assert usage.temperature == machine.gpus[0].temperature
     with pytest.raises(DriverError, match="IN_USE"):
         driver.destroy_gpu_instance(at)
-    driver.destroy_compute_instance(at, whole.compute[0].id)
+    driver.destroy_compute_instance(at, whole.compute[0])
     driver.destroy_gpu_instance(at)
     assert machine.instances() == ()
 
@@ -106,12 +106,32 @@ def test_what_is_not_meant_is_not_destroyed(machine_of: MachineMaker, opened: Op
     for wrong in (At(gpu, there.id, 19, 5), At(gpu, there.id, 15, 4)):
         for harm in (
             partial(driver.destroy_gpu_instance, wrong),
-            partial(driver.destroy_compute_instance, wrong, 0),
+            partial(driver.destroy_compute_instance, wrong, ComputeReading(0, "")),
             partial(driver.create_compute_instance, wrong),
         ):
             with pytest.raises(DriverError, match="is not the one that was meant"):
                 harm()
     assert machine.instances() == (there,)
+
+
+def test_what_took_the_place_of_the_one_meant_is_not_destroyed(
+    machine_of: MachineMaker, opened: Open
+) -> None:
+    """Same place, same profile, same ids: its UUID alone tells that somebody made it meanwhile."""
+    machine = machine_of()
+    machine.create_instance(0, "1g.18gb", 4)
+    driver = opened(machine)
+    gpu = only(driver)
+    (meant,) = gpu.instances
+    machine.destroy_instance(0, 4)
+    foreign = machine.create_instance(0, "1g.18gb", 4)
+    assert (foreign.id, foreign.computes[0].id) == (meant.id, meant.compute[0].id)
+    at = At(gpu.uuid, meant.id, meant.profile_id, meant.start)
+    with pytest.raises(DriverError, match=f"it is {foreign.computes[0].uuid}, not {meant.uuid}"):
+        driver.destroy_compute_instance(at, meant.compute[0])
+    with pytest.raises(DriverError, match="it is in use"):
+        driver.destroy_gpu_instance(at)
+    assert machine.instances() == (foreign,)
 
 
 @pytest.mark.parametrize("unknown", [13, 25, 2])

@@ -227,6 +227,23 @@ def test_an_instance_somebody_destroyed_is_made_again(tmp_path: Path) -> None:
     assert len(world.hardware.strangers) == 1
 
 
+def test_what_a_stranger_made_since_the_last_look_is_not_destroyed(tmp_path: Path) -> None:
+    """Same place, same ids, and after the look on which destroying ours was decided."""
+    world = World(tmp_path)
+    world.office.place("a", "GPU-0", "1g.6gb", 0, 1)
+    world.settle()
+    world.office.release("a")
+    world.carrier.take(world.office.desired())
+    world.carrier.node.look()
+    world.hardware.wipe("GPU-0")
+    assert world.hardware.stranger_makes("GPU-0", "1g.6gb", 0)
+    world.carrier.round(True)
+    world.settle()
+    assert ("a", 0) in world.office.released
+    assert {i.uuid for _, i in world.hardware.everything} == world.hardware.strangers != set()
+    world.check()
+
+
 def test_mig_mode_that_is_yet_to_be_switched_on_is_waited_for(tmp_path: Path) -> None:
     """As after a restart of the node, when something else is quicker to use the GPU."""
     world = World(tmp_path)

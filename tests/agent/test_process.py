@@ -204,6 +204,10 @@ def test_another_agent_supersedes_and_two_on_a_node_are_refused(stage: Stage) ->
     assert second.wait(PATIENCE) == 2
     assert second.stderr is not None
     assert f"process {first.pid} holds" in second.stderr.read()
+    third = stage.agent("--state", str(stage.folder / "another"))
+    assert third.wait(PATIENCE) == 2
+    assert third.stderr is not None
+    assert f"process {first.pid} holds" in third.stderr.read()
     with stage.service.changing():
         stage.service.session = "somebody else's"
     assert first.wait(PATIENCE) == 3

@@ -168,17 +168,45 @@ def test_managers_are_found_by_sockets_and_units(
 
 
 def test_one_agent_a_node(tmp_path: Path) -> None:
-    folder = tmp_path / "state"
-    lock = NodeLock(folder)
-    with pytest.raises(
-        SlicewiseError, match=f"already at work on this node: process {os.getpid()}"
-    ):
-        NodeLock(folder)
+    folder, node = tmp_path / "state", tmp_path / "boot-id"
+    node.touch()
+    lock = NodeLock(folder, node)
+    me = f"already at work on this node: process {os.getpid()}"
+    with pytest.raises(SlicewiseError, match=f"{me} holds '.*agent.lock'"):
+        NodeLock(folder, tmp_path / "another")
+    with pytest.raises(SlicewiseError, match=f"{me} holds '.*boot-id'"):
+        NodeLock(tmp_path / "another", node)
     lock.release()
-    NodeLock(folder).release()
+    NodeLock(tmp_path / "another", node).release()
+    with pytest.raises(SlicewiseError, match="none' cannot be read: No such file"):
+        NodeLock(folder, tmp_path / "none")
+    NodeLock(folder, node).release()
     (tmp_path / "file").touch()
     with pytest.raises(SlicewiseError, match="--state names another folder"):
-        NodeLock(tmp_path / "file")
+        NodeLock(tmp_path / "file", node)
+
+
+def test_who_cannot_be_an_agent_keeps_none_from_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = tmp_path / "boot-id"
+    node.touch()
+    idler = NodeLock(tmp_path / "a", node)
+    monkeypatch.setattr("slicewise.agent.lock._owner", lambda pid: os.geteuid() + 1)
+    NodeLock(tmp_path / "b", node).release()
+    monkeypatch.setattr("slicewise.agent.lock._holders", lambda file: [])
+    with pytest.raises(SlicewiseError, match="another process holds"):  # who, is not known
+        NodeLock(tmp_path / "b", node)
+    idler.release()
+
+
+def test_a_file_of_the_kernels_can_be_locked(tmp_path: Path) -> None:
+    """As that of the boot id is, which other agents than a test's could hold."""
+    node = Path(f"/proc/{os.getpid()}/status")
+    lock = NodeLock(tmp_path / "a", node)
+    with pytest.raises(SlicewiseError, match=f"process {os.getpid()} holds '{node}'"):
+        NodeLock(tmp_path / "b", node)
+    lock.release()
 
 
 def test_sick_gpus_stay_sick_until_the_node_restarts(tmp_path: Path) -> None:

@@ -131,6 +131,7 @@ def test_an_alias_of_another_model_is_refused(tmp_path: Path, alias: str) -> Non
     ("content", "message"),
     [
         (b"model = ", "not TOML: Invalid value (at end of document)"),
+        (b'model = "a"\nmodel = "b"\n', "not TOML: Cannot overwrite a value (at line 2"),
         (
             b"model = 'x'\nslices 8\n",
             "not TOML: Expected '=' after a key in a key/value pair (at line 2",

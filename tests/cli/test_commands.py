@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -89,6 +90,16 @@ def test_simulate_published(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     )  # fmt: skip
 
 
+def test_every_distribution_is_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    plot = tmp_path / "plot.svg"
+    printed(
+        capsys, "simulate", "--policy", "mfi", "--gpus", "4", "--runs", "1", "--workers", "1",
+        "--distribution", "uniform", "--distribution", "bimodal", "--plot", str(plot),
+    )  # fmt: skip
+    drawn = plot.read_text()
+    assert all(f"Distribution: {name}" in drawn for name in ("uniform", "bimodal"))
+
+
 def test_simulate_steady(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     plot = tmp_path / "plot.png"
     command = [
@@ -123,6 +134,7 @@ def test_simulate_steady(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
     assert plot.read_bytes().startswith(b"\x89PNG")
     text = printed(capsys, *command)
     assert "mfi-overlap" in text
+    assert [line.strip() for line in text.splitlines()[1:3]] == ["1g.10gb=0.5,", "7g.80gb=0.5"]
     line = next(line for line in text.splitlines() if line.startswith("  oracle"))
     assert line.split()[4:6] == ["-", "-"]
 
@@ -198,6 +210,24 @@ def test_no_digit_is_lost_at_the_edge_of_the_terminal(
     assert line.count("±") == 6
 
 
+@pytest.mark.parametrize(
+    ("command", "whole"),
+    [
+        ("geometry", "Usable"),
+        ("geometry A100", "1g.10gb+me"),
+        ("score 11000100", "no: fragmented"),
+        ("policies", "Fewest free slices"),
+    ],
+)
+def test_nothing_is_cut_on_a_narrow_terminal(
+    command: str, whole: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    shown = printed(capsys, *command.split())
+    assert "…" not in shown
+    assert whole in shown
+
+
 def test_bench(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     plot = tmp_path / "scaling.png"
     small = ["bench", "--gpus", "20", "--gpus", "50"]
@@ -213,6 +243,25 @@ def test_bench(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "round-robin" in text
 
 
+@pytest.mark.parametrize("command", ["simulate --runs 1", "plan --load 8", "reproduce --out r"])
+def test_without_the_laboratory_one_line_says_what_to_install(command: str, tmp_path: Path) -> None:
+    missing = "raise ModuleNotFoundError('No module named numba', name='numba')"
+    (tmp_path / "numba.py").write_text(missing)  # for the workers, too
+    done = subprocess.run(
+        [sys.executable, "-m", "slicewise.cli", *command.split()],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+    )
+    assert done.stdout == ""
+    *_, last = done.stderr.splitlines()  # what else is said is progress
+    assert last == "slicewise: error: numba is not installed: install slicewise[lab]"
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 2
+
+
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert "simulate" in printed(capsys)
     assert "--distribution" in printed(capsys, "simulate", "--help")
@@ -222,11 +271,25 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert end.value.code == 0
 
 
-def test_a_reader_that_goes_away_is_no_error() -> None:
+@pytest.mark.parametrize(
+    "command", ["--help", "policies", "policies --json", "geometry --json", "score 11000100"]
+)
+def test_a_reader_that_goes_away_ends_it_without_a_word(command: str) -> None:
+    """As `cat` ends: by a closed pipe, which a shell tells as 128 + 13."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "slicewise.cli", *command.split()],
+        stdout=writing, stderr=subprocess.PIPE, text=True, check=False,
+    )  # fmt: skip
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_what_was_read_before_the_reader_went_is_there() -> None:
     command = f"{sys.executable} -m slicewise.cli geometry --json | head -1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
-    assert done.stdout == "[\n"
-    assert done.stderr == ""
+    assert (done.stdout, done.stderr) == ("[\n", "")
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])

@@ -36,6 +36,23 @@ def instance(**changes: object) -> dict[str, object]:
     return {"node": "a", "gpu": 0, "profile": "1g.10gb", "start": 0, **changes}
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('{"nodes": [], "nodes": []}', "the document: the key 'nodes' is written twice"),
+        (
+            '{"nodes": [{"name": "a", "model": "A100", "gpus": 2, "gpus": 4}]}',
+            "nodes[0]: the key 'gpus' is written twice",
+        ),
+    ],
+)
+def test_a_key_written_twice_is_named(text: str, problem: str, tmp_path: Path) -> None:
+    file = tmp_path / "cluster.json"
+    file.write_text("\ufeff" + text, encoding="utf-8")
+    status, _, err = outcome([str(file), "--for", "1g.10gb"])
+    assert (status, err) == (2, f"slicewise: error: {file}: {problem}\n")
+
+
 def test_a_plan_for_a_person() -> None:
     status, out, _ = outcome(["--plan", str(EXAMPLE), "--for", "4g.40gb"])
     assert status == 0

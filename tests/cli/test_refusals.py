@@ -58,6 +58,7 @@ def outcome(arguments: list[str], files: tuple[str, ...] = ()) -> tuple[int, str
         ([*SIMULATE, "--distribution", "1g.10gb=0.9"], "sums to 0.9, not to 1"),
         ([*SIMULATE, "--distribution", "1g.11gb=1"], "unknown profile on A100-80GB '1g.11gb'"),
         ([*SIMULATE, "--gpus", "-4"], "gpus must be 1 to"),
+        ([*SIMULATE, "--csv", "a.svg", "--plot", "./a.svg"], "'a.svg' is named for two results"),
         ([*SIMULATE, "--runs", "0"], "runs must be 1 to"),
         ([*SIMULATE, "--seed", "-1"], "seed must be"),
         ([*SIMULATE, "--workers", "0"], "workers must be"),
@@ -83,6 +84,7 @@ def outcome(arguments: list[str], files: tuple[str, ...] = ()) -> tuple[int, str
         (["defrag", "x.json", "--budget", "-1"], "budget must be 0 to"),
         (["reproduce"], "Missing option '--out'"),
         (["reproduce", "--out", "/proc/nowhere"], "'/proc/nowhere' cannot be written"),
+        (["reproduce", "--out", str(EXAMPLES / "trace.csv")], "trace.csv' is a file, not a folder"),
         (["reproduce", "--out", "x", "--runs", "-1"], "runs must be 1 to"),
         (["reproduce", "--out", "x", "--lifetime", "eternal"], "'eternal' is not one of"),
     ],
@@ -106,6 +108,13 @@ def test_a_start_that_leaves_the_gpu_is_named(tmp_path: Path) -> None:
     assert status == 2
     assert "2g" in err
     assert "starts: a window of 2 at 3 leaves the GPU's slices 0..3" in err
+
+
+def test_a_file_is_no_folder_for_a_service(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    status, _, err = outcome(["serve", "--data", str(file), "--listen", "127.0.0.1:0"])
+    assert (status, err) == (2, f"slicewise: error: data: {file} is a file, not a folder\n")
 
 
 def test_refusing_leaves_no_file_behind(tmp_path: Path) -> None:

@@ -258,5 +258,5 @@ def test_without_the_extra_one_line_says_what_to_install(
     monkeypatch.setattr(found, lambda name: None if name == "pyarrow" else object())
     assert exit_status(["sweep", write(tmp_path), "--out", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err == (
-        "slicewise: error: pyarrow is not installed: pip install 'slicewise[lab]'\n"
+        "slicewise: error: pyarrow is not installed: install slicewise[lab]\n"
     )

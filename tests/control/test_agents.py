@@ -26,13 +26,15 @@ from slicewise.control.commands import (
     Report,
     Uncordon,
 )
-from slicewise.control.entries import NodePhase, Row, decode, encode
+from slicewise.control.entries import NodePhase, Row, concerns, decode, encode
 from slicewise.control.geometries import distinct, named, record_of, same_layout, too_many_states
 from slicewise.control.hardware import Phase
 from slicewise.control.image import decode as decode_image
 from slicewise.control.image import encode as encode_image
 from slicewise.control.image import image_of, restore
+from slicewise.control.memory import MemoryJournal
 from slicewise.control.views import desired_view
+from slicewise.control.writer import load
 from slicewise.core.errors import SlicewiseError
 from slicewise.core.geometry import Geometry, Profile
 from slicewise.store.occupancy import Occupancy
@@ -408,6 +410,33 @@ def test_a_node_is_drained_and_removed_when_nothing_is_left() -> None:
     site.report(foreign=(stranger(),))
     assert site.office.ask(RemoveNode("g"))[0] == 200, "what is not ours stays where it is"
     assert site.state.cluster.instance_count == 0
+
+
+def test_what_still_leaves_is_not_the_next_tenants() -> None:
+    site, journal = Site(), MemoryJournal()
+    one, two = site.create(), site.create()
+    site.office.release(one["id"])
+    site.office.release(two["id"])
+    assert site.office.ask(RemoveTenant("acme"))[0] == 200
+    site.office.tenant("acme")
+    site.phase(one, "gone")
+    last = site.office.rows[-1].entry
+    assert concerns(last) == ("", one["id"])
+    assert {record.tenant for record in site.state.leaving.values()} == {""}
+    three = site.create()
+    site.office.release(three["id"])
+    # By way of an image, and of one by an older version.
+    image = image_of(site.state)
+    journal.kept_rows = site.office.rows
+    old = msgspec.structs.replace(
+        image,
+        since=None,
+        leaving=tuple(msgspec.structs.replace(r, tenant="acme") for r in image.leaving),
+    )
+    for kept in (None, image, old):
+        journal.images = [kept] if kept is not None else []
+        assert image_of(load(journal, site.office.fresh())) == image
+    assert [record.tenant for record in image.leaving] == ["", "acme"]
 
 
 # Restarts

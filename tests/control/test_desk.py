@@ -13,6 +13,7 @@ from slicewise.control.commands import (
     Cordon,
     Create,
     CreateAll,
+    CreateOn,
     Drain,
     IssueToken,
     MoveInstance,
@@ -24,6 +25,7 @@ from slicewise.control.commands import (
     Terms,
     Uncordon,
 )
+from slicewise.control.desk import Desk
 from slicewise.control.entries import (
     Cause,
     Ended,
@@ -35,10 +37,16 @@ from slicewise.control.entries import (
     Want,
 )
 from slicewise.control.geometries import geometry_of
+from slicewise.control.image import image_of
 from slicewise.control.reach import most, within_reach
-from slicewise.control.state import request_of
+from slicewise.control.state import State, request_of
+from slicewise.core.cluster import Cluster
+from slicewise.core.geometry import Profile
 from slicewise.core.request import Request
+from slicewise.core.states import GpuState
 from slicewise.engine.queue import Discipline
+from slicewise.engine.scheduler import Scheduler
+from slicewise.policies.base import Policy, Preference, ScanPolicy, Spot, TablePolicy
 
 
 @pytest.fixture
@@ -513,3 +521,105 @@ def test_needs_that_mean_the_same_are_one_kind(office: Office) -> None:
                 assert [p.name for _, p in request.candidates(geometry)] == [
                     p.name for _, p in alike.candidates(geometry)
                 ]
+
+
+class Fragile(ScanPolicy):
+    """Takes the first place there is, or raises, if told to, once so many are placed."""
+
+    name = "fragile"
+    summary = "For tests."
+
+    def __init__(self) -> None:
+        self.fails_on = ""
+        self.after = 0
+
+    def choose(self, cluster: Cluster, request: Request) -> Spot | None:
+        """The first place."""
+        if request.want == self.fails_on and cluster.instance_count >= self.after:
+            raise ZeroDivisionError
+        for gpu in range(cluster.gpus):
+            state = cluster.state(gpu)
+            for _, profile in request.candidates(state.geometry):
+                for start in state.feasible_starts(profile):
+                    placement = state.geometry.placement(profile.name, start)
+                    assert placement is not None
+                    return Spot(gpu, placement)
+        return None
+
+
+class Stubborn(TablePolicy):
+    """Begins at the first slice, whatever is there."""
+
+    name = "stubborn"
+    summary = "For tests."
+
+    def prefer(self, gpu: GpuState, profile: Profile) -> Preference | None:
+        """Always the same."""
+        return Preference((), 0)
+
+
+def _with_policy(policy: Policy) -> tuple[Office, list[Exception]]:
+    """An office with two tenants, one GPU and this policy, and what the policy raised."""
+    office = Office()
+    raised: list[Exception] = []
+    state = office.state
+    state.scheduler = Scheduler(state.cluster, policy)
+    office.desk = Desk(state, lambda letter: f"{letter}{len(office.rows)}", 9, raised.append)
+    office.tenant("acme")
+    office.tenant("beta")
+    office.node()
+    return office, raised
+
+
+def test_a_policy_that_raises_changes_nothing() -> None:
+    policy = Fragile()
+    office, raised = _with_policy(policy)
+    policy.fails_on, policy.after = "1g.10gb", 1
+    before = image_of(office.state)
+    for command in (
+        Create("acme", Terms(Want(profile="1g.10gb"), count=2)),
+        CreateAll("acme", (Terms(Want(profile="2g.20gb")), Terms(Want(profile="1g.10gb")))),
+    ):
+        status, body = office.ask(command)
+        assert status == 500
+        assert body["detail"].startswith("policy 'fragile' failed while it decided this; nothing")
+        assert image_of(office.state) == before
+        assert office.state.cluster.instance_count == 0
+    assert [type(error) for error in raised] == [ZeroDivisionError] * 2
+
+
+def test_a_policy_that_raises_in_the_queue_holds_up_that_request_only() -> None:
+    policy = Fragile()
+    office, raised = _with_policy(policy)
+    _, whole = office.create("7g.80gb")
+    _, first = office.create("1g.10gb", wait=100)
+    _, second = office.create("2g.20gb", tenant="beta", wait=100)
+    policy.fails_on = "1g.10gb"
+    office.release(whole["id"])
+    assert office.state.tickets.keys() == {first["id"]}
+    assert office.state.allocations[second["id"]].parts
+    assert len(raised) == 1
+    assert office.create("1g.10gb", tenant="beta")[0] == 500  # while somebody waits
+    assert len(office.state.waiting) == 1
+    policy.fails_on = ""
+    office.release(second["id"])
+    assert not office.state.tickets
+    assert image_of(office.state) == image_of(_replayed(office))
+
+
+def test_a_policy_that_chooses_badly_on_a_node_changes_nothing() -> None:
+    office, raised = _with_policy(Stubborn())
+    one = Terms(Want(profile="1g.10gb"), labels={"pod": "p"})
+    before = image_of(office.state)
+    assert office.ask(CreateOn("acme", "n0", (one, one), "pod"))[0] == 500
+    assert len(raised) == 1
+    assert office.state.cluster.instance_count == 0
+    assert image_of(office.state) == before
+    assert office.ask(CreateOn("acme", "n0", (one,), "pod"))[0] == 201
+
+
+def _replayed(office: Office) -> State:
+    state = office.fresh()
+    for row in office.rows:
+        state.apply(row)
+    return state

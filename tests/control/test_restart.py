@@ -128,6 +128,7 @@ def _no_overlap(state: State) -> None:
     for name, tenant in state.tenants.items():
         usage = tenant.usage
         assert used[name] == [usage.memory_slices, usage.compute_slices, usage.instances]
+        assert tenant.waiting == sum(identity in state.tickets for identity in tenant.allocations)
     assert sorted(state.tickets.values()) == sorted(ticket.number for ticket in state.waiting)
 
 

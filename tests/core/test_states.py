@@ -7,6 +7,8 @@ import itertools
 import pytest
 
 from slicewise import Geometry
+from slicewise.core.errors import GeometryError
+from slicewise.core.geometry import Budget, Profile
 from slicewise.core.states import ILLEGAL, empty_state, state_space
 from slicewise.policies.reference import Held, ReferenceGpu
 
@@ -87,3 +89,15 @@ def test_overlap_implies_the_compute_limit_on_the_paper_family(a100: Geometry) -
         for chosen in itertools.combinations(plain, count):
             if all(not a.window & b.window for a, b in itertools.combinations(chosen, 2)):
                 assert sum(p.profile.compute for p in chosen) <= a100.compute
+
+
+def test_a_model_with_too_many_states_is_refused_before_all_are_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    everywhere = tuple(range(16))
+    budgets = tuple(Budget(name, 16) for name in "abc")
+    one_of_each = tuple(Profile(b.name, 1, 0, 5, everywhere, uses={b.name: 1}) for b in budgets)
+    wild = Geometry("wild", 16, 1, one_of_each, budgets=budgets)
+    monkeypatch.setattr("slicewise.core.states.MAX_CELLS", 48 * 2000)
+    with pytest.raises(GeometryError, match=r"^wild: .* more than 2,000 states.* fewer starts"):
+        state_space(wild)

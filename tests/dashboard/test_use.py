@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
@@ -147,6 +148,39 @@ def test_release_from_the_table(visit: Visit, server: Server) -> None:
     expect(page.locator("tbody tr")).to_have_count(0)
     (left,) = asked(server, "GET", "/v1/allocations")["allocations"]
     assert left["labels"] == {"job": "keep"}
+
+
+def test_the_newest_allocations_come_first_and_the_rest_on_demand(
+    browser: Browser, tmp_path: Path
+) -> None:
+    server = Server(tmp_path, settings=("limits.page=2",))  # of which the page loads five at a time
+    server.start()
+    visitor = Visitor(browser, server)
+    try:
+        asked(server, "POST", "/v1/nodes", {"name": "n1", "model": "A100-80GB", "gpus": 2})
+        ids = [
+            asked(server, "POST", "/v1/allocations", {"profile": "1g.10gb"})["id"]
+            for _ in range(12)
+        ]
+        page = visitor.sign_in(server.admin_token, "allocations")
+        rows = page.locator("tbody tr")
+        told = page.get_by_text("The newest 10 of 12 are loaded, and searched.")
+        expect(told).to_be_visible()
+        shown = rows.evaluate_all("rows => rows.map((row) => row.dataset.key)")
+        assert shown == ids[:1:-1]
+        page.get_by_role("button", name="Load older ones").click()
+        expect(rows).to_have_count(12)
+        expect(told).to_be_hidden()
+        expect(page.get_by_role("button", name="Load older ones")).to_be_hidden()
+        asked(server, "DELETE", f"/v1/allocations/{ids[0]}")
+        expect(rows).to_have_count(11)
+        for one in ids[1:]:
+            asked(server, "DELETE", f"/v1/allocations/{one}")
+        page.get_by_label("State").select_option("released")
+        expect(page.get_by_text("The 10 that ended last are loaded, and searched.")).to_be_visible()
+    finally:
+        visitor.close()
+        server.kill()
 
 
 def test_drain_a_node_and_watch_it_become_empty(visit: Visit, server: Server) -> None:

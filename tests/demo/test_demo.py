@@ -19,7 +19,7 @@ from tests.client.running import Running, running
 
 from slicewise.catalog import Catalog
 from slicewise.cli.main import exit_status
-from slicewise.client import AsyncClient, Client
+from slicewise.client import AsyncClient, Client, UnreachableError
 from slicewise.demo.scene import GUESTS, NODES, NOTE, set_up
 from slicewise.demo.traffic import Traffic
 
@@ -94,6 +94,15 @@ def test_it_runs_until_interrupted_and_starts_again(tmp_path: Path, number: sign
     assert again.printed.splitlines()[-1].startswith("5 requests: ")
 
 
+def test_it_may_be_shown_elsewhere(tmp_path: Path) -> None:
+    demo = Demo(
+        tmp_path, "--listen", "0.0.0.0:0", "--listen-without-tls", "--rate", "50", "--requests", "3"
+    )
+    assert "http://0.0.0.0:" in demo.wait_for("slicewise is at")
+    assert demo.end() == (0, "")
+    assert "3 requests: " in demo.printed
+
+
 def test_it_ends_while_it_starts(tmp_path: Path) -> None:
     demo = Demo(tmp_path, "--listen", "127.0.0.1:0")
     while not (tmp_path / "demo").exists():  # by then signals are its own, or nearly
@@ -134,7 +143,11 @@ def test_a_folder_that_is_in_use(tmp_path: Path) -> None:
         (["--hold", "-1"], "hold must be 0.01 to 1000000 seconds, not -1"),
         (["--requests", "0"], "requests must be at least 1, not 0"),
         (["--listen", "here"], "must be HOST:PORT"),
-        (["--listen", "0.0.0.0:0"], "can be reached from elsewhere"),
+        (
+            ["--listen", "0.0.0.0:8099"],
+            "--listen 0.0.0.0:8099 can be reached from elsewhere, and tokens would cross the "
+            "network in the clear; listen on 127.0.0.1:8099, or say --listen-without-tls",
+        ),
     ],
 )
 def test_options_are_checked(
@@ -209,6 +222,27 @@ def test_too_many_guests_wait_or_are_turned_away(service: Running) -> None:
     traffic = asyncio.run(play())
     assert traffic.counts["queued"] > 0
     assert traffic.counts["rejected (capacity)"] > 0
+
+
+def test_nobody_waits_for_the_answer_another_gets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many come as were meant to, but for a service that does not answer at all."""
+    under_way = most = 0
+
+    async def slowly(*_: object, **__: object) -> None:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        while most < 7:  # nobody is answered before seven have asked
+            await asyncio.sleep(0)
+        under_way -= 1
+        raise UnreachableError("nothing more is of interest")
+
+    monkeypatch.setattr(AsyncClient, "allocate", slowly)
+    monkeypatch.setattr("slicewise.demo.traffic._AT_ONCE", 7)
+    secrets = dict.fromkeys((guest.name for guest in GUESTS), "sw_nobody")
+    traffic = Traffic("http://127.0.0.1:1", secrets, random.Random(1), 10_000, 1)
+    asyncio.run(traffic.run(30))
+    assert (most, traffic.summary()) == (7, "30 requests: 30 failed")
 
 
 def test_a_service_that_fails_is_counted(service: Running) -> None:

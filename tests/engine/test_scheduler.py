@@ -211,6 +211,13 @@ def test_several_or_none(a100: Geometry) -> None:
     rejection = scheduler.submit_all("3g.40gb", 4)
     assert isinstance(rejection, Rejection)
     assert rejection.reason is Reason.CAPACITY
+    assert rejection.detail == (
+        "only 3 of 4 can be placed; with them, no GPU has enough free for 3g.40gb "
+        "(2 slices are free in all)"
+    )
+    one_short = scheduler.submit_all("7g.80gb", 2, waits=True)
+    assert isinstance(one_short, Rejection)
+    assert one_short.detail.startswith("only 1 of 2 can be placed; with it, no ")
     assert seen == [rejection], "what was taken back was never there"
     assert cluster.state_of == before
     assert isinstance(scheduler.submit_all("3g.40gb", 4, waits=True), Rejection)

@@ -147,6 +147,13 @@ def test_steady_has_a_panel_for_each_load() -> None:
     assert figure.axes[0].yaxis.get_major_formatter()(0.01, 0) == "1%"
 
 
+def test_a_distribution_written_out_has_a_line_for_each_profile() -> None:
+    row = {"policy": "mfi", "load": 0.9, "rejected_share": 0.1}
+    figure = steady_bars([row | {"distribution": name} for name in ("uniform", "1g=0.5,2g=0.5")])
+    shown = [text.get_text() for text in figure.axes[0].get_xticklabels()]
+    assert shown == ["uniform", "1g=0.5,\n2g=0.5"]
+
+
 def test_the_limit_is_drawn_in_its_own_way_and_only_where_it_ran() -> None:
     given: list[dict[str, Any]] = [
         {"policy": policy, "distribution": "uniform", "load": 0.9, "rejected_share": share}

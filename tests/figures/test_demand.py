@@ -49,6 +49,21 @@ def lines(axes: Axes) -> dict[str, tuple[list[float], list[float]]]:
     }
 
 
+def test_several_distributions_stand_one_below_the_other() -> None:
+    given = [*rows(), *rows("bimodal", acceptance_rate=0.25)]
+    figure = demand_curves(given, "bimodal", "uniform")
+    titles = [str(part.get_suptitle()) for part in figure.subfigs]
+    assert titles == ["Distribution: bimodal", "Distribution: uniform"]
+    assert [len(part.axes) for part in figure.subfigs] == [4, 4]
+    below = [lines(part.axes[1])["FF"][1] for part in figure.subfigs]
+    assert below == [[0.25] * 4, [row["acceptance_rate"] for row in rows()[4:]]]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["MFI", "FF"]
+    text = svg_text(figure, "f")
+    assert text.count('id="f-figure-title-1"') == 1
+    with pytest.raises(UnknownNameError, match="did you mean uniform"):
+        demand_curves(given, "bimodal", "unifrom")
+
+
 def test_each_panel_shows_its_column() -> None:
     given = rows()
     figure = demand_curves([*given, *rows("bimodal", acceptance_rate=0.0)], "uniform")

@@ -215,6 +215,25 @@ def test_filters_and_pages(busy: House) -> None:
     assert listed("state=released&tenant=default", token=token) == []
 
 
+def test_the_newest_first(busy: House) -> None:
+    ids = []
+    for step in (0, 1, 1, -5, 9):  # a clock may be set back
+        busy.clock.now += step
+        ids.append(busy.place(labels={"step": str(step)})["id"])
+    in_order = [one["id"] for one in busy.get("/v1/allocations").json()["allocations"]]
+    assert in_order == [ids[3], *ids[:3], ids[4]]
+    seen: list[str] = []
+    page = {"next": ""}
+    while page["next"] is not None:
+        cursor = f"&cursor={page['next']}" if page["next"] else ""
+        page = busy.get(f"/v1/allocations?newest=true&limit=2{cursor}").json()
+        assert page["total"] == 5
+        seen += [one["id"] for one in page["allocations"]]
+    assert seen == in_order[::-1]
+    assert busy.get("/v1/allocations?label=step:1&limit=1").json()["total"] == 2
+    assert busy.get("/v1/allocations?state=released&newest=true").json()["total"] is None
+
+
 def test_pages_are_asked_for_properly(busy: House) -> None:
     for query in (
         "limit=0",

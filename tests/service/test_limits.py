@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from tests.service.house import House
 
+from slicewise.service.table import ROUTES
+
 
 def test_bodies_are_not_too_large(busy: House) -> None:
     large = b'{"profile": "' + b"x" * 70_000 + b'"}'
@@ -63,10 +65,43 @@ def test_routes_and_methods(busy: House) -> None:
         assert answer.headers["content-type"] == "application/problem+json"
     answer = busy.call("PUT", "/v1/nodes")
     assert answer.status_code == 405
-    assert answer.headers["allow"] == "GET, POST"
-    assert busy.call("HEAD", "/v1/allocations/x").headers["allow"] == "DELETE, GET"
+    assert answer.headers["allow"] == "GET, HEAD, POST"
+    assert answer.json()["detail"] == "this takes GET, HEAD, POST, not PUT"
+    assert busy.call("PUT", "/v1/allocations/x").headers["allow"] == "DELETE, GET, HEAD"
+    refused = busy.call("HEAD", "/v1/tokens/x")
+    assert (refused.status_code, refused.headers["allow"], refused.content) == (405, "DELETE", b"")
     assert busy.call("OPTIONS", "/healthz", token=None).status_code == 405
     assert busy.call("MADEUP", "/nowhere", token=None).status_code == 404
+
+
+def test_head_is_what_get_would_be_without_a_body(busy: House) -> None:
+    names = {"{name}": "n1", "{id}": busy.place()["id"]}
+    for route in ROUTES:
+        if route.method != "GET" or route.name in ("metrics", "agentDesired"):
+            continue  # which differ from one time to the next, or are for agents
+        path = route.path
+        for name, value in names.items():
+            path = path.replace(name, value)
+        head = busy.call("HEAD", path)
+        assert head.content == b"", path
+        if route.name == "followEvents":
+            assert head.headers["content-type"] == "text/event-stream; charset=utf-8"
+            assert "content-length" not in head.headers
+            assert busy.service.site.streams.open == 0
+            continue
+        full = busy.get(path)
+        assert head.status_code == full.status_code, path
+        for header in ("content-type", "content-length", "cache-control"):
+            assert head.headers[header] == full.headers[header], path
+    assert busy.call("HEAD", "/metrics").content == b""
+    for path, token, status in (
+        ("/v1/nodes", None, 401),
+        ("/v1/nodes/x", "", 404),
+        ("/no", "", 404),
+    ):
+        refused = busy.call("HEAD", path, token=token)
+        assert (refused.status_code, refused.content) == (status, b"")
+    assert 'method="HEAD"' in busy.get("/metrics").text
 
 
 def test_parameters_nobody_knows_are_refused(busy: House) -> None:
@@ -144,6 +179,39 @@ def test_too_many_wait_for_the_writer(busy: House, monkeypatch: pytest.MonkeyPat
     assert answer.status_code == 503
     assert answer.headers["retry-after"] == "1"
     assert "too many" in answer.json()["detail"]
+
+
+def test_a_tenant_may_not_fill_the_queue(tmp_path: Path) -> None:
+    house = House(tmp_path, {"queued_per_tenant": 2})
+    try:
+        token, other = house.tenant("acme"), house.tenant("other")
+        wish = {"profile": "7g.80gb", "wait_seconds": 60}
+        waiting = [house.post("/v1/allocations", wish, token=token) for _ in range(2)]
+        assert [one.status_code for one in waiting] == [202, 202]
+        run = house.post("/v1/allocations/dry-run", wish, token=token).json()
+        assert (run["outcome"], run["reason"]) == ("rejected", "quota")
+
+        def is_refused() -> None:
+            refused = house.post("/v1/allocations", wish, token=token)
+            assert (refused.status_code, refused.json()["reason"]) == (409, "quota")
+            assert refused.json()["detail"] == "2 requests of tenant 'acme' wait already, and 2 may"
+
+        is_refused()
+        assert house.post("/v1/allocations", wish, token=other).status_code == 202
+        for service in house.services:
+            house.run(service.stop())
+        house.services.clear()
+        house.service = house.open("second")  # counts the same from the image
+        is_refused()
+        assert house.get("/v1/tenants/acme").json()["usage"]["waiting"] == 2
+        gone = waiting[0].json()["id"]
+        assert house.delete(f"/v1/allocations/{gone}", token=token).status_code == 200
+        assert house.post("/v1/allocations", wish, token=token).status_code == 202
+        house.node(gpus=4)  # all are served, and others may wait
+        assert house.post("/v1/allocations", wish, token=token).status_code == 201
+        assert house.get("/v1/tenants/acme").json()["usage"]["waiting"] == 0
+    finally:
+        house.close()
 
 
 def test_nothing_wrong_inside_is_shown_outside(

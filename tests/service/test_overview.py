@@ -164,9 +164,21 @@ def test_a_dry_run_of_several_and_of_too_many(busy: House) -> None:
     body = busy.post(
         "/v1/allocations/dry-run?policy=mfi", {"profile": "1g.5gb", "wait_seconds": 5}
     ).json()
-    assert (body["outcome"], body["reason"]) == ("queued", "unknown profile")
+    assert (body["outcome"], body["reason"]) == ("queued", "capacity")  # no node here has it
     assert body["policies"][0]["spot"] is None
     assert "1g.5gb" in body["policies"][0]["detail"]
+
+
+def test_a_dry_run_says_what_a_request_would_be_told(busy: House) -> None:
+    for wish, status in (({"profile": "1g.12gb"}, 409), ({"profile": "9g.1gb"}, 400)):
+        told = busy.post("/v1/allocations", wish)
+        tried = busy.post("/v1/allocations/dry-run", wish)
+        assert told.status_code == status
+        assert tried.json()["detail"] == told.json()["detail"]
+        if status == 400:
+            assert tried.json() == told.json()
+        else:
+            assert tried.json()["reason"] == told.json()["reason"] == "capacity"
 
 
 def test_a_dry_run_knows_quotas(busy: House) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 import re
 import stat
@@ -19,8 +20,11 @@ from slicewise.control.memory import MemoryStore
 from slicewise.control.ports import FencedError, StoreError
 from slicewise.control.writer import Told
 from slicewise.core.errors import SlicewiseError
+from slicewise.core.geometry import Profile
+from slicewise.policies.least_lost import LeastLost
 from slicewise.service.first_start import write_secret
 from slicewise.service.health import readiness
+from slicewise.service.logs import logger, set_up_logs
 from slicewise.service.plant import Ids
 from slicewise.service.service import Service
 from slicewise.service.settings import Settings
@@ -549,3 +553,52 @@ def test_requests_may_be_logged_without_secrets(
     logged = [str(record.msg) for record in caplog.records]
     assert any("/v1/whoami" in line and "'status': 200" in line for line in logged)
     assert not any(secret in line or house.admin in line for line in logged)
+
+
+def test_a_policy_that_fails_costs_one_request(
+    busy: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def score(self: object, gpu: object, profile: Profile, *rest: object) -> Any:
+        if profile.name == "2g.20gb":
+            raise ZeroDivisionError("somebody else's mistake")
+        return right(self, gpu, profile, *rest)
+
+    right: Any = LeastLost.score
+    monkeypatch.setattr(LeastLost, "score", score)
+    seq = busy.service.plant.state.seq
+    for wait in (0, 60):
+        answer = busy.post("/v1/allocations", {"profile": "2g.20gb", "wait_seconds": wait}, key="k")
+        assert answer.status_code == 500
+        assert answer.json()["detail"] == (
+            "policy 'least-lost' failed while it decided this; nothing was changed, "
+            "and the log tells more"
+        )
+    assert caplog.text.count("policy failed") == 1
+    assert "somebody else's mistake" in caplog.text
+    busy.ticks += 1
+    assert busy.post("/v1/allocations", {"profile": "2g.20gb"}).status_code == 500
+    assert caplog.text.count("policy failed") == 2
+    assert busy.service.plant.state.seq == seq
+    assert busy.place("1g.10gb")["state"] == "placed"
+    assert busy.get("/readyz").status_code == 200
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_tracebacks_tell_no_secrets(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, stream = logging.getLogger(), io.StringIO()
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr("sys.stderr", stream)
+    level = root.level
+    try:
+        set_up_logs(form, "info")
+        header = "Bearer " + "sw_secret"[::-1]
+        try:
+            raise KeyError(len(header))
+        except KeyError:
+            logger("slicewise.test").exception("request failed")
+    finally:
+        root.setLevel(level)
+    assert "request failed" in stream.getvalue()
+    assert "test_tracebacks_tell_no_secrets" in stream.getvalue()
+    assert "KeyError" in stream.getvalue()
+    assert "sw_secret"[::-1] not in stream.getvalue()

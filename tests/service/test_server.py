@@ -115,13 +115,15 @@ def test_a_visit(tmp_path: Path) -> None:
 
 def test_an_answer_that_is_a_head_alone(tmp_path: Path) -> None:
     async def visit(visitor: Visitor) -> None:
-        answer = await visitor.ask("HEAD /v1/nodes")
+        answer = await visitor.ask("HEAD /v1/tokens/x")
         assert answer.startswith(b"HTTP/1.1 405")
         assert answer.endswith(b"\r\n\r\n")
         reader, writer = await visitor.connect()
-        for _ in range(2):  # the connection goes on
-            writer.write(b"HEAD /v1/nodes HTTP/1.1\r\n" + visitor.head + b"\r\n")
-            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 405")
+        for path in (b"/healthz", b"/v1/events", b"/v1/nodes"):  # the connection goes on
+            writer.write(b"HEAD " + path + b" HTTP/1.1\r\n" + visitor.head + b"\r\n")
+            answer = await reader.readuntil(b"\r\n\r\n")
+            assert answer.startswith(b"HTTP/1.1 200")
+            assert (b"\r\ncontent-length: " in answer) == (path != b"/v1/events")
 
     visited(tmp_path, visit)
 

@@ -48,11 +48,11 @@ def test_every_key_can_be_set_by_variable() -> None:
         "geometry": "a.toml,b.toml", "queue.backfill": "1", "queue.overtakes": "1",
         "limits.requests_per_second": "1.5", "limits.body_bytes": "2_048",
         "limits.head_bytes": "2048", "limits.page": "10", "limits.streams": "1",
-        "limits.streams_per_tenant": "1", "limits.waiting": "5", "answers.hours": "1",
-        "lease.seconds": "3", "agents.lost_seconds": "30", "agents.after_reboot": "fail",
-        "extender.enabled": "true", "extender.kubeconfig": "k", "extender.client_ca": "a",
-        "extender.client_name": "s", "extender.tenants": "refuse", "extender.active_seconds": "5",
-        "metrics.public": "true", "log.format": "json",
+        "limits.streams_per_tenant": "1", "limits.queued_per_tenant": "9", "limits.waiting": "5",
+        "answers.hours": "1", "lease.seconds": "3", "agents.lost_seconds": "30",
+        "agents.after_reboot": "fail", "extender.enabled": "true", "extender.kubeconfig": "k",
+        "extender.client_ca": "a", "extender.client_name": "s", "extender.tenants": "refuse",
+        "extender.active_seconds": "5", "metrics.public": "true", "log.format": "json",
         "log.level": "debug", "log.requests": "1",
     }  # fmt: skip
     assert set(values) == set(KEYS)

@@ -134,6 +134,11 @@ def test_many_good_stores_are_clean(tmp_path: Path, seed: int) -> None:
     store.close()
 
 
+def test_an_image_of_an_older_version_is_clean(papers: Papers) -> None:
+    papers.change_image(lambda image: image.pop("since"))
+    assert verify(papers).findings == []
+
+
 def test_a_journal_that_begins_at_an_image_is_clean(papers: Papers) -> None:
     papers.cut()
     assert verify(papers).findings == []

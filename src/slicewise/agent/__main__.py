@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -74,6 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if given.discover:
             sys.stdout.write(look(given.json))
+            sys.stdout.flush()
             return 0
         if given.json:
             raise SlicewiseError("--json goes with --discover")
@@ -84,9 +86,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SlicewiseError as error:
         sys.stderr.write(f"slicewise: error: {' '.join(str(error).split())}\n")
         return 2
-    except BrokenPipeError:
+    except BrokenPipeError:  # What reads the output has gone: the status any tool has then.
         sys.stdout = None
-        return 0
+        return 128 + signal.SIGPIPE
 
 
 if __name__ == "__main__":

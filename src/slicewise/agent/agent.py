@@ -168,9 +168,14 @@ class Worker:
             _log.error("%s; nothing is made or destroyed while it is", self.node.trouble)
 
 
+def boot_file() -> Path:
+    """Where the node says which start this is."""
+    return Path(os.environ.get("SLICEWISE_BOOT_ID_FILE", "/proc/sys/kernel/random/boot_id"))
+
+
 def boot_id() -> str:
     """What changes with every start of the node."""
-    path = Path(os.environ.get("SLICEWISE_BOOT_ID_FILE", "/proc/sys/kernel/random/boot_id"))
+    path = boot_file()
     try:
         return path.read_text(encoding="ascii").strip()
     except (OSError, ValueError):
@@ -191,7 +196,7 @@ def run(options: Options, driver: Callable[[], Driver], stop: threading.Event | 
     """Run the agent until it is told to stop; the exit status says why it ended."""
     service = Service.named(options.server, options.token_file, options.ca)
     ignored = options.ignore_managers
-    lock = NodeLock(options.state)
+    lock = NodeLock(options.state, boot_file())
     try:
         others = managers(ignored)
         if others:

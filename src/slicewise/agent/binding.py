@@ -35,7 +35,7 @@ class Binding:
             self.lib: Any = importlib.import_module("pynvml")
         except ImportError:
             raise SlicewiseError(
-                "the agent needs NVIDIA's package nvidia-ml-py: pip install 'slicewise[agent]'"
+                "the agent needs NVIDIA's package nvidia-ml-py: install slicewise[agent]"
             ) from None
         self._older: Any = getattr(self.lib, "NVMLLibraryMismatchError", ())
         """How newer versions of the binding say that the driver is older."""

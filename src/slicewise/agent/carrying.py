@@ -237,8 +237,9 @@ class Carrier:
             case Do.NOTE_WHOLE:
                 self.record.advance(key, Stage.WHOLE, at.id, step.uuid)
             case Do.END_COMPUTE:
+                assert step.compute is not None
                 if self._cdi is not None:
-                    self._cdi.withdraw(step.uuid)
+                    self._cdi.withdraw(step.compute.uuid)
                 driver.destroy_compute_instance(at, step.compute)
             case Do.NOTE_BARE:
                 self.record.advance(key, Stage.BARE, at.id)

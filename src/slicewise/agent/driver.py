@@ -223,8 +223,8 @@ class Driver(Protocol):
         """A compute instance over all of that GPU instance."""
         ...
 
-    def destroy_compute_instance(self, at: At, compute: int) -> None:
-        """Destroy that compute instance of exactly that GPU instance."""
+    def destroy_compute_instance(self, at: At, compute: ComputeReading) -> None:
+        """Destroy exactly that compute instance of exactly that GPU instance."""
         ...
 
     def destroy_gpu_instance(self, at: At) -> None:

@@ -135,7 +135,7 @@ class Link:
         for kept in (True, False) if self._connection is not None else (False,):
             try:
                 connection = self._connect(patience)
-                connection.request(method, path, data, headers)
+                connection.request(method, _parts(self._at).path + path, data, headers)
                 response = connection.getresponse()
                 text = response.read(_LARGEST)
                 break
@@ -209,10 +209,15 @@ def _parts(url: str) -> SplitResult:
         parts = urlsplit(url)
         proper = parts.scheme in ("http", "https") and bool(parts.hostname)
         (parts.hostname or "").encode("idna")  # as a name that is looked up will be
+        proper = proper and parts.path.isascii() and " " not in parts.path
     except ValueError:
         proper = False
     if not proper:
         raise SlicewiseError(f"{url!r} is not the URL of a service, as https://HOST:PORT")
+    if "@" in parts.netloc or "?" in url or "#" in url:  # not shown: a password may be in it
+        raise SlicewiseError(
+            "the URL of a service has no user, password, query or fragment; write https://HOST:PORT"
+        )
     with contextlib.suppress(ValueError):
         if parts.port != 0:
             return parts

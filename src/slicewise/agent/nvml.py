@@ -190,14 +190,22 @@ class Nvml:
         whole = max(offered, key=lambda info: (info.sliceCount, info.multiprocessorCount))
         self._nvml.call("nvmlGpuInstanceCreateComputeInstance", instance, whole.id)
 
-    def destroy_compute_instance(self, at: At, compute: int) -> None:
-        """Destroy that compute instance of exactly that GPU instance."""
+    def destroy_compute_instance(self, at: At, compute: ComputeReading) -> None:
+        """Destroy exactly that compute instance of exactly that GPU instance."""
         instance = self._instance(at)
-        handle = self._nvml.call("nvmlGpuInstanceGetComputeInstanceById", instance, compute)
+        handle = self._nvml.call("nvmlGpuInstanceGetComputeInstanceById", instance, compute.id)
+        # Somebody may have made another at the same place, which then has the same ids.
+        uuid = self._uuids(self._handle(at.gpu)).get((at.id, compute.id), "")
+        if uuid != compute.uuid:
+            raise DriverError(
+                INVALID_STATE, "nvmlDeviceGetUUID",
+                f"compute instance {compute.id} of GPU instance {at.id} of {at.gpu} is not the one "
+                f"that was meant: it is {uuid or 'gone'}, not {compute.uuid}",
+            )  # fmt: skip
         self._nvml.call("nvmlComputeInstanceDestroy", handle)
 
     def destroy_gpu_instance(self, at: At) -> None:
-        """Destroy exactly that GPU instance."""
+        """Destroy exactly that GPU instance; the driver refuses one with compute instances."""
         self._nvml.call("nvmlGpuInstanceDestroy", self._instance(at))
 
     def enable_mig(self, gpu: str) -> None:
@@ -293,12 +301,7 @@ class Nvml:
     ) -> tuple[InstanceReading, ...]:
         """Every GPU instance with its compute instances and their UUIDs."""
         names = {profile.id: profile.name for profile in profiles}
-        uuids = {
-            (self._id("nvmlDeviceGetGpuInstanceId", device),
-             self._id("nvmlDeviceGetComputeInstanceId", device)):
-            str(self._nvml.call("nvmlDeviceGetUUID", device))
-            for device in self._devices(handle)
-        }  # fmt: skip
+        uuids = self._uuids(handle)
         found: list[InstanceReading] = []
         for profile in profiles:
             for instance in self._nvml.listed(
@@ -326,6 +329,15 @@ class Nvml:
             if pair not in seen:
                 raise self._torn(gpu, f"the device of instance {pair[0]}")
         return tuple(sorted(found, key=lambda instance: (instance.start, instance.id)))
+
+    def _uuids(self, handle: Any) -> dict[tuple[int, int], str]:
+        """The UUIDs of the MIG devices of a GPU, by GPU instance and compute instance."""
+        return {
+            (self._id("nvmlDeviceGetGpuInstanceId", device),
+             self._id("nvmlDeviceGetComputeInstanceId", device)):
+            str(self._nvml.call("nvmlDeviceGetUUID", device))
+            for device in self._devices(handle)
+        }  # fmt: skip
 
     @staticmethod
     def _torn(gpu: str, what: str) -> DriverError:

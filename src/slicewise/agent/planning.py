@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from slicewise.agent.driver import At, GpuReading, InstanceReading
+from slicewise.agent.driver import At, ComputeReading, GpuReading, InstanceReading
 from slicewise.agent.record import Key, Own, Stage
 from slicewise.agent.wanted import Evicted, Wanted
 
@@ -45,7 +45,7 @@ class Step:
 
     do: Do
     at: At | None = None
-    compute: int = 0
+    compute: ComputeReading | None = None
     uuid: str = ""
     reason: str = ""
     size: int = 0
@@ -154,8 +154,7 @@ def _dismantle(own: Own, gpu: GpuReading, there: InstanceReading) -> Step:
     """The next step to destroy an instance: compute instances first, then the GPU instance."""
     at = _at(gpu, there)
     if there.compute:
-        compute = there.compute[-1]
-        return Step(Do.END_COMPUTE, at, compute=compute.id, uuid=compute.uuid)
+        return Step(Do.END_COMPUTE, at, compute=there.compute[-1])
     return Step(Do.END if own.stage is Stage.BARE else Do.NOTE_BARE, at)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -46,8 +47,9 @@ def read_cluster(source: Path, geometries: list[Path] | None) -> ClusterFile:
     if str(source) == "-" and sys.stdin is None:
         raise SlicewiseError(f"{label}: cannot be read: it is closed")
     try:
-        text = sys.stdin.read() if str(source) == "-" else source.read_text(encoding="utf-8")
-        document = json.loads(text)
+        # Some editors put a mark in front, which is no part of the text.
+        text = sys.stdin.read() if str(source) == "-" else source.read_text(encoding="utf-8-sig")
+        document = json.loads(text, object_pairs_hook=_Pairs)
     except OSError as error:
         raise SlicewiseError(f"{label}: cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
@@ -56,6 +58,15 @@ def read_cluster(source: Path, geometries: list[Path] | None) -> ClusterFile:
         return _Reader(geometries).read(document)
     except SlicewiseError as error:
         raise SlicewiseError(f"{label}: {error}") from None
+
+
+class _Pairs(dict[str, object]):
+    """A JSON object that knows which key was written twice: JSON itself takes the last."""
+
+    def __init__(self, pairs: list[tuple[str, object]]) -> None:
+        super().__init__(pairs)
+        written = Counter(key for key, _ in pairs)
+        self.twice = next((key for key, times in written.items() if times > 1), None)
 
 
 class _Reader:
@@ -128,8 +139,10 @@ def _entries(top: dict[str, object], key: str) -> list[tuple[str, object]]:
 
 def _object(value: object, where: str, keys: set[str]) -> dict[str, object]:
     """A JSON object with no other keys than these."""
-    if not isinstance(value, dict):
+    if not isinstance(value, _Pairs):
         raise SlicewiseError(f"{where}: must be an object")
+    if value.twice is not None:
+        raise SlicewiseError(f"{where}: the key {value.twice!r} is written twice")
     for key in value:
         if key not in keys:
             raise SlicewiseError(f"{where}: unknown key {key!r}; known: {', '.join(sorted(keys))}")

@@ -37,6 +37,14 @@ def demo(
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where to listen; port 0 is any free one.")
     ] = "127.0.0.1:8080",
+    listen_without_tls: Annotated[
+        bool,
+        typer.Option(
+            "--listen-without-tls",
+            help="Listen beyond loopback: it has no TLS, and tokens cross the network in the "
+            "clear.",
+        ),
+    ] = False,
     rate: Annotated[float, typer.Option(metavar="N", help="Requests a second.")] = 4.0,
     hold: Annotated[
         float, typer.Option(metavar="SECONDS", help="How long an instance is held, on average.")
@@ -70,7 +78,14 @@ def demo(
         from slicewise.service.settings import read_settings
         from slicewise.store import open_store
     # Settings of a real service, in the environment, are not those of this one.
-    settings = read_settings({"data": data.absolute(), "listen": listen}, {})
+    given = {"data": data.absolute(), "listen": listen, "listen_without_tls": True}
+    settings = read_settings(given, {})
+    if not (settings.listen.loopback or listen_without_tls):
+        raise SlicewiseError(
+            f"--listen {settings.listen} can be reached from elsewhere, and tokens would cross the "
+            f"network in the clear; listen on 127.0.0.1:{settings.listen.port}, or say "
+            "--listen-without-tls"
+        )
     set_up_logs(settings.log_format, "warning")
     with ExitStack() as stack:
         try:

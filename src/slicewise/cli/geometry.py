@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from slicewise.catalog import Catalog, Confidence, Entry, ProfileFacts
+from slicewise.cli.output import print_table
 from slicewise.core.geometry import Geometry, Profile
 
 Json = dict[str, object]
@@ -47,7 +48,7 @@ def list_models(catalog: Catalog, console: Console) -> None:
         )
         if entry.refusal is not None:
             refused.append(f"{entry.model} cannot be scheduled: {entry.refusal}.")
-    console.print(table)
+    print_table(table, console)
     for reason in refused:
         console.print()
         _say(console, reason)
@@ -76,7 +77,7 @@ def draw_model(entry: Entry, console: Console) -> None:
     else:
         _draw_map(entry.geometry, console)
     console.print()
-    console.print(_profile_table(entry))
+    print_table(_profile_table(entry), console)
     _show_hardware(entry.facts, console)
     if entry.geometry is not None and entry.geometry.budgets:
         title = "Budgets: together, the instances of a GPU may take no more than there is"
@@ -202,7 +203,7 @@ def _show_hardware(facts: Sequence[ProfileFacts], console: Console) -> None:
         columns.append((engine, True, values))
     if any(any(values) for _, _, values in columns):
         console.print()
-        console.print(_columns([("Profile", False, [f.name for f in facts]), *columns]))
+        print_table(_columns([("Profile", False, [f.name for f in facts]), *columns]), console)
 
 
 def _budget_words(geometry: Geometry) -> list[str]:

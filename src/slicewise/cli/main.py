@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -81,7 +82,7 @@ def _root(
 
 
 def run(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit: 0 well, 2 refused, 130 interrupted."""
+    """Run the command line and exit: 0 well, 2 refused, 130 interrupted, 141 no longer read."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may not have all characters
         sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(exit_status(sys.argv[1:] if arguments is None else arguments))
@@ -98,11 +99,19 @@ def exit_status(arguments: Sequence[str]) -> int:
     except (typer.Abort, KeyboardInterrupt):
         typer.echo("interrupted", err=True)
         return 130
-    except BrokenPipeError:
-        # The reader of our output went away (`slicewise ... | head`): nothing is wrong. What is
-        # still buffered must go nowhere, or Python complains about it at exit.
+    except SystemExit as end:
+        # The reader of our output went away (`slicewise ... | head`), and Rich or Typer, whichever
+        # wrote, made an end of it. Nothing is wrong, so nothing is said; the status is that of any
+        # tool that a closed pipe ends.
+        if not isinstance(end.__context__, BrokenPipeError):
+            raise
+        # What is still buffered must go nowhere, or Python complains about it at exit.
         sys.stdout = None
-        return 0
+        return 128 + signal.SIGPIPE
+    except ModuleNotFoundError as error:
+        if error.name not in _LABORATORY:
+            raise
+        return _refuse(f"{error.name} is not installed: install slicewise[lab]")
     except OSError as error:
         # A full disk under our output, say; what is still buffered cannot be written either.
         sys.stdout = None
@@ -111,6 +120,10 @@ def exit_status(arguments: Sequence[str]) -> int:
     except MemoryError:
         return _refuse("not enough memory for this; try fewer --gpus or --workers")
     return status if isinstance(status, int) else 0
+
+
+_LABORATORY = ("numba", "matplotlib", "pyarrow")
+"""Packages of an extra that is imported where it is first used; other extras say so themselves."""
 
 
 def _usage_problem(error: typer.TyperException) -> str:

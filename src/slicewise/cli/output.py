@@ -34,15 +34,21 @@ def prepare_folder(path: Path) -> None:
         probe = path / ".slicewise-probe"
         probe.touch()
         probe.unlink()
+    except FileExistsError:
+        raise SlicewiseError(f"{str(path)!r} is a file, not a folder") from None
     except (OSError, ValueError) as error:
         raise _unwritable(path, error) from None
 
 
-def prepare_files(csv: Path | None, plot: Path | None) -> None:
+def prepare_files(csv: Path | None, plot: Path | None, curve: Path | None = None) -> None:
     """See that what was asked for can be written, before any long work."""
     if plot is not None and plot.suffix not in (".png", ".svg"):
         raise SlicewiseError(f"--plot {str(plot)!r} must end in .png or .svg")
-    for path in filter(None, (csv, plot)):
+    seen: set[Path] = set()
+    for path in filter(None, (csv, curve, plot)):
+        if path.absolute() in seen:
+            raise SlicewiseError(f"{str(path)!r} is named for two results: one would be lost")
+        seen.add(path.absolute())
         _prepare_file(path)
 
 
@@ -68,8 +74,10 @@ def say_written(*paths: Path | None) -> None:
 def print_table(table: Table, console: Console) -> None:
     """Print a table with all its digits: one wider than the terminal runs over its edge."""
     every_column = console.options.update(max_width=_WIDEST)
-    console.width = max(console.width, console.measure(table, options=every_column).maximum)
+    width = console.width
+    console.width = max(width, console.measure(table, options=every_column).maximum)
     console.print(table)
+    console.width = width
 
 
 def runs_of(rows: Sequence[Row]) -> str:

@@ -175,8 +175,7 @@ def plan(
     chosen = chosen_geometry(model, geometry)
     policies, reference = _with_reference(chosen_policies(policy or DEFAULT_POLICIES), reference)
     target = _share(target_rejection)
-    prepare_files(csv, plot)
-    prepare_files(curve, None)
+    prepare_files(csv, plot, curve)
 
     if trace is None:
         question = Question(

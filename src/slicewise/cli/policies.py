@@ -12,6 +12,9 @@ from slicewise.cli.output import as_json
 from slicewise.policies.base import ScanPolicy
 from slicewise.policies.registry import PolicyLoadError, policy_class, policy_names
 
+_NARROWEST = 72
+"""In fewer columns the sentences would be cut: rather over the edge of the terminal."""
+
 
 def policies(json: AsJson = False) -> None:
     """List every placement policy with a line about it."""
@@ -33,4 +36,6 @@ def policies(json: AsJson = False) -> None:
     table.add_column("What it does")
     for row in found:
         table.add_row(*(Text(row[column]) for column in ("name", "decides", "summary")))
-    Console().print(table)
+    console = Console()
+    console.width = max(console.width, _NARROWEST)
+    console.print(table)

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from slicewise.cli.options import AsJson, GeometryFiles, ModelName, chosen_geometry
-from slicewise.cli.output import as_json
+from slicewise.cli.output import as_json, print_table
 from slicewise.core.fragmentation import (
     Reading,
     blocked_starts,
@@ -94,7 +94,7 @@ def _print(geometry: Geometry, mask: int) -> None:
     table.add_section()
     totals = {r: str(fragmentation_score(geometry, mask, r)) for r in Reading}
     table.add_row("F", "", "", "", totals[Reading.PARTIAL], "", totals[Reading.OVERLAP], "")
-    console.print(table)
+    print_table(table, console)
     console.print(
         "\npartial counts windows that hold free and taken slices both (the paper's metric); "
         "overlap counts every window with a taken slice (its Algorithm 1). A profile larger than "

@@ -101,6 +101,8 @@ def make_folder(folder: Path) -> None:
     """Make the folder of a service, which only its owner may look into."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except FileExistsError:
+        raise SlicewiseError(f"data: {folder} is a file, not a folder") from None
     except OSError as error:
         raise SlicewiseError(f"data: {folder}: {error.strerror or error}") from None
 

@@ -308,13 +308,12 @@ def _print_published(rows: list[Row]) -> None:
 
 def _print_by_distribution(rows: list[Row], columns: _Columns, title: str) -> None:
     table = Table(box=None, padding=(0, 1, 0, 0), caption=f"{title}; ± is a 95% interval over runs")
-    # A distribution written out can be long; it must not push the figures off the screen.
-    widest = max(len(str(row["policy"])) for row in rows) + 2
-    table.add_column("", no_wrap=True, max_width=max(widest, 12))
+    table.add_column("", no_wrap=True)
     for heading in columns:
         table.add_column(heading, justify="right", no_wrap=True)
     for distribution in dict.fromkeys(str(row["distribution"]) for row in rows):
-        table.add_row(Text(distribution, "bold"))
+        # Written out it can be long: with a line for each profile, it pushes no figures away.
+        table.add_row(Text(distribution.replace(",", ",\n"), "bold"))
         for row in rows:
             if row["distribution"] == distribution:
                 cells = (_cell(row, *column) for column in columns.values())
@@ -343,4 +342,4 @@ def _plot(experiment: Experiment, rows: list[Row], path: Path) -> None:
     elif isinstance(experiment, Steady):
         save_as(steady_bars(rows), path)
     else:
-        save_as(demand_curves(rows, experiment.mixes[0].name), path)
+        save_as(demand_curves(rows, *(mix.name for mix in experiment.mixes)), path)

@@ -49,7 +49,7 @@ def sweep(
     """Run every combination of an experiment file; what is finished already is not run again."""
     for package in ("numba", "pyarrow", "matplotlib"):
         if find_spec(package) is None:
-            raise SlicewiseError(f"{package} is not installed: pip install 'slicewise[lab]'")
+            raise SlicewiseError(f"{package} is not installed: install slicewise[lab]")
     positive_workers(workers)
     if workers is not None and ray is not None:
         raise SlicewiseError("--workers is for this machine and --ray for a cluster: give one")

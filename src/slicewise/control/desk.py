@@ -38,18 +38,27 @@ from slicewise.control.estate import Estate
 from slicewise.control.foreign import Strangers
 from slicewise.control.ledger import Ledger, NewId
 from slicewise.control.moving import Moving
-from slicewise.control.placing import Placing
+from slicewise.control.placing import OnPolicyError, Placing
 from slicewise.control.reporting import Reporting
 from slicewise.control.state import State
+
+QUEUED_PER_TENANT = 1000
+"""How many requests of one tenant may wait in the queue, unless told otherwise."""
 
 
 class Desk:
     """Decides on one state."""
 
-    def __init__(self, state: State, new_id: NewId) -> None:
+    def __init__(
+        self,
+        state: State,
+        new_id: NewId,
+        queued_per_tenant: int = QUEUED_PER_TENANT,
+        on_policy_error: OnPolicyError = lambda error: None,
+    ) -> None:
         self.state = state
         self._ledger = Ledger(state, new_id)
-        self._placing = Placing(self._ledger)
+        self._placing = Placing(self._ledger, queued_per_tenant, on_policy_error)
         self._estate = Estate(self._ledger, self._placing)
         self._moving = Moving(self._ledger)
         self._strangers = Strangers(self._ledger)

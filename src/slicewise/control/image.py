@@ -82,6 +82,8 @@ class Image(msgspec.Struct, frozen=True):
     last_ticket: int
     turn: int
     leaving: tuple[AllocationRecord, ...] = ()
+    since: dict[str, int] | None = None
+    """By tenant: the entry that created it. Older versions did not say so: see `writer.load`."""
 
 
 def image_of(state: State) -> Image:
@@ -113,6 +115,7 @@ def image_of(state: State) -> Image:
         last_ticket=state.last_ticket,
         turn=state.turn,
         leaving=tuple(state.leaving.values()),
+        since={tenant.name: tenant.since for tenant in state.tenants.values()},
     )
 
 
@@ -156,6 +159,7 @@ def restore(image: Image, state: State) -> State:
         enter(NodeRemoved(_stand_in(first)))
     for tenant, quota in image.tenants.items():
         enter(TenantSet(tenant, quota))
+        state.tenants[tenant].since = (image.since or {}).get(tenant, 0)
     for token in image.tokens:
         enter(token)
     for allocation in image.allocations:

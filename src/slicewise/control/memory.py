@@ -36,6 +36,30 @@ class MemoryJournal:
         """Rows behind ``after``."""
         return self.kept_rows[after : after + limit]
 
+    def history(
+        self,
+        *,
+        before: int | None,
+        limit: int,
+        tenant: str | None = None,
+        subject: str | None = None,
+        kinds: Sequence[str] = (),
+    ) -> list[Row]:
+        """Rows in front of ``before``, the newest first."""
+        end = len(self.kept_rows) if before is None else min(before - 1, len(self.kept_rows))
+        found: list[Row] = []
+        for row in reversed(self.kept_rows[: max(end, 0)]):
+            whose, what = concerns(row.entry)
+            if (
+                (tenant is None or tenant == whose)
+                and (subject is None or subject == what)
+                and (not kinds or kind(row.entry) in kinds)
+            ):
+                found.append(row)
+                if len(found) == limit:
+                    break
+        return found
+
     def last_image(self) -> Image | None:
         """The latest image."""
         return self.images[-1] if self.images else None
@@ -98,30 +122,6 @@ class MemoryStore(MemoryJournal):
     def last_seq(self) -> int:
         """The number of the last row."""
         return len(self.kept_rows)
-
-    def history(
-        self,
-        *,
-        before: int | None,
-        limit: int,
-        tenant: str | None = None,
-        subject: str | None = None,
-        kinds: Sequence[str] = (),
-    ) -> list[Row]:
-        """Rows in front of ``before``, the newest first."""
-        end = len(self.kept_rows) if before is None else min(before - 1, len(self.kept_rows))
-        found: list[Row] = []
-        for row in reversed(self.kept_rows[: max(end, 0)]):
-            whose, what = concerns(row.entry)
-            if (
-                (tenant is None or tenant == whose)
-                and (subject is None or subject == what)
-                and (not kinds or kind(row.entry) in kinds)
-            ):
-                found.append(row)
-                if len(found) == limit:
-                    break
-        return found
 
     def wait_for_rows(self, after: int, seconds: float) -> bool:
         """Block until there are rows behind ``after``, or so long."""

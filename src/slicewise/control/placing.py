@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection
-from functools import cache
+from collections.abc import Callable
 
 import msgspec
 
-from slicewise.catalog import Catalog, Entry
 from slicewise.control.answers import Answer, RefusedError, said
 from slicewise.control.commands import Create, CreateAll, CreateOn, Release, Terms
 from slicewise.control.entries import (
@@ -24,14 +22,13 @@ from slicewise.control.entries import (
     TurnTaken,
 )
 from slicewise.control.ledger import Ledger
-from slicewise.control.quota import excess, has_limits, least_excess
+from slicewise.control.offers import as_capacity, refuse_unknown
+from slicewise.control.quota import excess, has_limits, least_excess, too_many_wait
 from slicewise.control.reach import within_reach
-from slicewise.control.state import TenantStanding, request_of
+from slicewise.control.state import NodeStanding, TenantStanding, request_of
 from slicewise.control.views import allocation_view
 from slicewise.control.wire import BatchView
 from slicewise.core.cluster import Instance
-from slicewise.core.errors import UnknownNameError
-from slicewise.core.geometry import Geometry
 from slicewise.core.request import Reason, Rejection, Request
 from slicewise.engine.on_node import NodeOffers
 from slicewise.engine.queue import Ticket
@@ -40,13 +37,27 @@ _Outcome = tuple[Instance, ...] | Rejection
 _Attempt = Callable[[list[Part]], _Outcome]
 """Tries to place, given what the tenant gets beside it in the same pass."""
 
+OnPolicyError = Callable[[Exception], None]
+"""Told what a policy raised."""
+
+
+class _PolicyFailed(Rejection):
+    """The policy raised on this request, and whatever it had placed was taken back.
+
+    It is a request's own affair, like a quota: nobody waits for its sake.
+    """
+
 
 class Placing:
     """Creates and ends allocations."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(
+        self, ledger: Ledger, queued_per_tenant: int, on_policy_error: OnPolicyError
+    ) -> None:
         self._ledger = ledger
         self._state = ledger.state
+        self._queued_per_tenant = queued_per_tenant
+        self._on_policy_error = on_policy_error
 
     def create(self, command: Create) -> Answer:
         """One allocation: placed, waiting, or refused."""
@@ -64,8 +75,11 @@ class Placing:
             outcome = self._try(tenant, request, terms.count)
         if not isinstance(outcome, Rejection):
             return said(201, allocation_view(state, self._allocate(tenant, terms, outcome)))
-        if terms.wait > 0:
-            return said(202, allocation_view(state, self._wait(tenant, terms, outcome)))
+        if terms.wait > 0 and not isinstance(outcome, _PolicyFailed):
+            too_many = too_many_wait(tenant, self._queued_per_tenant)
+            if too_many is None:
+                return said(202, allocation_view(state, self._wait(tenant, terms, outcome)))
+            outcome = Rejection(request, Reason.QUOTA, too_many)
         raise self._rejection(tenant, terms, outcome)
 
     def create_all(self, command: CreateAll) -> Answer:
@@ -128,9 +142,14 @@ class Placing:
 
         def attempt(held: list[Part]) -> _Outcome:
             offers = NodeOffers(state.scheduler)
-            outcome = offers.place_on(node.name, requests)
+            turn, there = state.scheduler.turn, self._instances_on(node)
+            try:
+                outcome = offers.place_on(node.name, requests)
+            except Exception as error:
+                self._undo(tuple(self._instances_on(node) - there))
+                return self._policy_failed(requests[0], turn, error)
             if isinstance(outcome, Rejection):
-                return _as_capacity(outcome)
+                return as_capacity(outcome)
             too_much = excess(tenant, [*held, *state.parts(outcome)])
             if too_much is None:
                 return outcome
@@ -170,11 +189,7 @@ class Placing:
                 index=index,
             )
         request = request_of(terms.want)
-        here = self._state.geometries.values()
-        if not _offered(request, here):
-            unknown = _unknown(request, here)
-            if unknown is not None:
-                raise RefusedError(400, unknown, index=index, field="profile")
+        refuse_unknown(request, self._state.geometries.values(), index)
         return request
 
     def _try(
@@ -188,10 +203,15 @@ class Placing:
             too_much = least_excess(tenant, request, count, held, self._state.geometries.values())
         if too_much is None:
             alike = self._state.canonical(request)
-            outcome = self._state.scheduler.submit_all(alike, count, waits=True)
+            scheduler = self._state.scheduler
+            turn = scheduler.turn
+            try:
+                outcome = scheduler.submit_all(alike, count, waits=True)
+            except Exception as error:
+                return self._policy_failed(request, turn, error)
             if isinstance(outcome, Rejection):
                 self._note_turn()
-                return _as_capacity(outcome)
+                return as_capacity(outcome)
             if limited:
                 too_much = excess(tenant, [*held, *self._state.parts(outcome)])
             if too_much is None:
@@ -199,6 +219,22 @@ class Placing:
             self._undo(outcome)
             self._note_turn()
         return Rejection(request, Reason.QUOTA, too_much)
+
+    def _policy_failed(self, request: Request, turn: int, error: Exception) -> _PolicyFailed:
+        """What becomes of a request on which the policy raised: the state is as it was before."""
+        scheduler = self._state.scheduler
+        scheduler.turn = turn
+        self._on_policy_error(error)
+        name = scheduler.policy.name
+        sentence = (
+            f"policy {name!r} failed while it decided this; nothing was changed, "
+            "and the log tells more"
+        )
+        return _PolicyFailed(request, Reason.QUOTA, sentence)
+
+    def _instances_on(self, node: NodeStanding) -> set[Instance]:
+        cluster = self._state.cluster
+        return {instance for gpu in node.gpus for instance in cluster.instances_on(gpu)}
 
     def _undo(self, instances: tuple[Instance, ...]) -> None:
         for instance in reversed(instances):
@@ -236,6 +272,8 @@ class Placing:
         index: int | None = None,
     ) -> RefusedError:
         reason, detail = rejection.reason, rejection.detail
+        if isinstance(rejection, _PolicyFailed):
+            return RefusedError(500, detail, index=index)
         self._ledger.enter(Rejected(tenant.name, terms.want, terms.count, reason, detail))
         return RefusedError(409, detail, reason=reason, index=index)
 
@@ -330,38 +368,3 @@ class Placing:
 def _others_wait(request: Request, waiting: int) -> Rejection:
     who = "another request waits" if waiting == 1 else f"{waiting} other requests wait"
     return Rejection(request, Reason.CAPACITY, f"{who} for room, and {request} comes after")
-
-
-def _as_capacity(rejection: Rejection) -> Rejection:
-    """A profile that exists, but on no node here, is a matter of capacity."""
-    if rejection.reason is not Reason.UNKNOWN_PROFILE:
-        return rejection
-    return Rejection(rejection.request, Reason.CAPACITY, rejection.detail)
-
-
-def _offered(request: Request, here: Collection[Geometry]) -> bool:
-    """Whether a model here has a profile that would serve."""
-    want = request.want
-    if isinstance(want, str) and not request.models:  # as nearly all ask
-        for geometry in here:
-            if geometry.has(want):
-                return True
-    return any(request.candidates(geometry) for geometry in here)
-
-
-def _unknown(request: Request, here: Collection[Geometry]) -> str | None:
-    """Why no GPU model anywhere offers what is asked for, if so; near names are those used here."""
-    anywhere = [entry.geometry for entry in _catalog() if entry.geometry is not None]
-    if any(request.candidates(geometry) for geometry in anywhere):
-        return None
-    if isinstance(request.want, str):
-        named = [geometry for geometry in (*here, *anywhere) if geometry.model in request.models]
-        known = dict.fromkeys(p.name for g in named or here or anywhere for p in g.profiles)
-        where = f"profile on {' or '.join(request.models)}" if request.models else "profile"
-        return str(UnknownNameError(where, request.want, known))
-    return f"no GPU model known here offers {request}"
-
-
-@cache
-def _catalog() -> tuple[Entry, ...]:
-    return tuple(Catalog.builtin().entries())

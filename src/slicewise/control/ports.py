@@ -48,6 +48,20 @@ class Journal(Protocol):
     def rows(self, after: int, limit: int) -> list[Row]:
         """Rows in order, from the one behind ``after`` on."""
 
+    def history(
+        self,
+        *,
+        before: int | None,
+        limit: int,
+        tenant: str | None = None,
+        subject: str | None = None,
+        kinds: Sequence[str] = (),
+    ) -> list[Row]:
+        """Rows in front of ``before``, the newest first: a tenant's, about a subject, of kinds.
+
+        Tenant and subject are what `entries.concerns` says, kinds what `entries.kind` says.
+        """
+
     def last_image(self) -> Image | None:
         """The latest image kept."""
 
@@ -88,20 +102,6 @@ class Store(Journal, Protocol):
 
     def last_seq(self) -> int:
         """The number of the last row, 0 if there is none."""
-
-    def history(
-        self,
-        *,
-        before: int | None,
-        limit: int,
-        tenant: str | None = None,
-        subject: str | None = None,
-        kinds: Sequence[str] = (),
-    ) -> list[Row]:
-        """Rows in front of ``before``, the newest first: a tenant's, about a subject, of kinds.
-
-        Tenant and subject are what `entries.concerns` says, kinds what `entries.kind` says.
-        """
 
     def wait_for_rows(self, after: int, seconds: float) -> bool:
         """Block until there are rows behind ``after``, or so long; says whether there are."""

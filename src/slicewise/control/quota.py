@@ -49,6 +49,13 @@ def least_excess(
     )
 
 
+def too_many_wait(tenant: TenantStanding, most: int) -> str | None:
+    """Why one more request of the tenant may not wait in the queue, or None if it may."""
+    if tenant.waiting < most:
+        return None
+    return f"{tenant.waiting} requests of tenant {tenant.name!r} wait already, and {most} may"
+
+
 def _excess(tenant: TenantStanding, memory: int, compute: int, instances: int) -> str | None:
     quota, usage = tenant.quota, tenant.usage
     for what, limit, used, more in (

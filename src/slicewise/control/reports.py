@@ -74,6 +74,8 @@ class AllocationPage(View, frozen=True):
 
     allocations: tuple[AllocationView, ...]
     next: Cursor
+    total: int | None = None
+    """How many there are on all pages; null for those that ended, which are not counted."""
 
 
 class NodePage(View, frozen=True):

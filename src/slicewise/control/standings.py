@@ -71,6 +71,10 @@ class TenantStanding:
     usage: Usage = field(default_factory=Usage)
     allocations: dict[str, None] = field(default_factory=dict)
     """Its living allocations by id, the oldest first."""
+    waiting: int = 0
+    """How many of them wait in the queue."""
+    since: int = 0
+    """The entry that created it: what is older is of another tenant, which had the same name."""
 
 
 @lru_cache(maxsize=1024)  # most ask for one of a few profiles

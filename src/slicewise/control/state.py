@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -154,7 +154,7 @@ class State:
     def _tenant_set(self, entry: TenantSet, row: Row) -> None:
         tenant = self.tenants.get(entry.tenant)
         if tenant is None:
-            self.tenants[entry.tenant] = TenantStanding(entry.tenant, entry.quota)
+            self.tenants[entry.tenant] = TenantStanding(entry.tenant, entry.quota, since=row.seq)
         else:
             tenant.quota = entry.quota
 
@@ -162,6 +162,7 @@ class State:
         for token in [t for t in self.tokens.values() if t.tenant == entry.tenant]:
             self._forget(token)
         del self.tenants[entry.tenant]
+        self.disown(r for r in self.leaving.values() if r.tenant == entry.tenant)
 
     def _token_issued(self, entry: TokenIssued, row: Row) -> None:
         self.tokens[entry.token] = self.tokens_by_digest[entry.digest] = entry
@@ -193,6 +194,7 @@ class State:
         )
         self.allocations[allocation.id] = allocation
         number = self.tickets.pop(allocation.id)
+        self.tenants[allocation.tenant].waiting -= 1
         del self.waits_for[number]
         if number in self.waiting:  # the writer's was taken out when it was served
             self.waiting.withdraw(number)
@@ -208,6 +210,7 @@ class State:
         del tenant.allocations[identity]
         number = self.tickets.pop(identity, None)
         if number is not None:
+            tenant.waiting -= 1
             del self.waits_for[number]
             if number in self.waiting:  # the writer's was taken out when it expired
                 self.waiting.withdraw(number)
@@ -309,6 +312,7 @@ class State:
         self.last_ticket = max(self.last_ticket, number)
         self.tickets[allocation.id] = number
         self.waits_for[number] = allocation.id
+        self.tenants[allocation.tenant].waiting += 1
         self.waiting.enter(
             Ticket(
                 number=number,
@@ -391,6 +395,11 @@ class State:
             ids.append(made.id)
         self.leaving[record.id] = record
         self.instances[record.id] = tuple(ids)
+
+    def disown(self, records: Iterable[AllocationRecord]) -> None:
+        """Let what is leaving be nobody's: its tenant is gone, and another may have its name."""
+        for record in list(records):
+            self.leaving[record.id] = msgspec.structs.replace(record, tenant="")
 
     def ended(self, record: AllocationRecord) -> AllocationRecord:
         """An allocation that has ended, as it stands by now."""

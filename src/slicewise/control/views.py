@@ -150,7 +150,7 @@ def tenant_view(state: State, tenant: TenantStanding) -> TenantView:
             memory_slices=usage.memory_slices,
             compute_slices=usage.compute_slices,
             instances=usage.instances,
-            waiting=sum(identity in state.tickets for identity in tenant.allocations),
+            waiting=tenant.waiting,
         ),
     )
 

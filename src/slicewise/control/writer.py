@@ -17,12 +17,14 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from slicewise.control import lives
 from slicewise.control.answers import Answer, RefusedError
 from slicewise.control.commands import Command
-from slicewise.control.desk import Desk
+from slicewise.control.desk import QUEUED_PER_TENANT, Desk
 from slicewise.control.entries import Row, Seconds
 from slicewise.control.image import Image, image_of, restore
 from slicewise.control.ledger import NewId
+from slicewise.control.placing import OnPolicyError
 from slicewise.control.ports import Clock, FencedError, Journal, Kept, Key, StoreError, rows_after
 from slicewise.control.state import State
 
@@ -95,6 +97,8 @@ class Writer:
         max_batch: int = MAX_BATCH,
         rows_between_images: int = ROWS_BETWEEN_IMAGES,
         warn: Callable[[str], None] = lambda problem: None,
+        queued_per_tenant: int = QUEUED_PER_TENANT,
+        on_policy_error: OnPolicyError = lambda error: None,
     ) -> None:
         self._journal = journal
         self._fresh_state = fresh_state
@@ -109,6 +113,8 @@ class Writer:
         self._rows_between_images = rows_between_images
         self._warn = warn
         """Told, in the writer's thread, what went wrong and keeps nobody from anything."""
+        self._queued_per_tenant = queued_per_tenant
+        self._on_policy_error = on_policy_error
         self._jobs: deque[Job] = deque()
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
@@ -202,7 +208,7 @@ class Writer:
                 self.trouble = None
                 self._image_seq = 0 if image is None else image.seq
                 self._catch_up(rows)
-                return Desk(state, self._new_id)
+                return Desk(state, self._new_id, self._queued_per_tenant, self._on_policy_error)
 
     def _next(self, state: State) -> tuple[list[Job], Seconds]:
         """Wait for something to do: jobs, or a moment at which something is over."""
@@ -317,6 +323,8 @@ def load(journal: Journal, state: State, image: Image | None = None) -> State:
     image = image or journal.last_image()
     if image is not None:
         restore(image, state)
+        if image.since is None:
+            lives.look_up(journal, state)
     for row in rows_after(journal, state.seq):
         state.apply(row)
     return state

@@ -11,8 +11,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import add, gt
 
+from slicewise.core.errors import GeometryError
 from slicewise.core.geometry import Geometry, Placement, Profile
+
+MAX_CELLS = 1 << 22
+"""States times placements, which the tables of a model hold: a GPU of 16 slices with every mask
+and 64 placements. Budgets can make more of a few lines, and more than memory holds."""
 
 ILLEGAL = -1
 """In transition tables: this placement cannot be made (or released) in this state."""
@@ -124,18 +130,29 @@ def _reachable(
     geometry: Geometry, placements: Collection[Placement]
 ) -> dict[_Key, list[tuple[int, _Key]]]:
     """Every state reachable from empty, with the placements that lead on from it."""
+    totals = [budget.total for budget in geometry.all_budgets]
+    moves = [(p.number, p.window, geometry.needs(p.profile)) for p in placements]
+    most = MAX_CELLS // len(geometry.placements)
     start = (0, empty_state(geometry).used)
-    found: dict[_Key, list[tuple[int, _Key]]] = {}
-    frontier = [start]
-    while frontier:
-        key = frontier.pop()
-        if key in found:
-            continue
-        state = GpuState(geometry, *key)
-        followers = found[key] = []
-        for placement in placements:
-            if not placement.window & state.mask and state.within_budgets(placement.profile):
-                after = state.after(placement)
-                followers.append((placement.number, (after.mask, after.used)))
-        frontier.extend(follower for _, follower in followers)
+    found: dict[_Key, list[tuple[int, _Key]]] = {start: []}
+    waiting = [start]
+    for key in waiting:  # Nearly empty ones first: they lead to most, so too many are soon seen.
+        mask, used = key
+        for number, window, needs in moves:
+            if window & mask:
+                continue
+            after = tuple(map(add, used, needs))
+            if any(map(gt, after, totals)):
+                continue
+            follower = (mask | window, after)
+            found[key].append((number, follower))
+            if follower not in found:
+                found[follower] = []
+                waiting.append(follower)
+        if len(found) > most:
+            raise GeometryError(
+                geometry.model,
+                f"a GPU of this model can be in more than {most:,} states, which is too many to "
+                "schedule; describe it with fewer starts, profiles or budgets",
+            )
     return found

@@ -92,12 +92,12 @@ class Pages:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
+        method = scope["method"]
         file = self._files.get(scope["path"])
         if file is None:
             refusal = RefusedError(404, "no such page; the dashboard is at /")
-            await problem(refusal).send(send, token_hex(8))
+            await problem(refusal).send(send, token_hex(8), method == "HEAD")
             return
-        method = scope["method"]
         if method not in ("GET", "HEAD"):
             answer = problem(RefusedError(405, f"a page takes GET and HEAD, not {method}"))
             answer.headers.append((b"allow", b"GET, HEAD"))

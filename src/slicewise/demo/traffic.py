@@ -8,10 +8,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 
 from slicewise.client import ApiError, AsyncClient, RejectedError, UnreachableError
 from slicewise.demo.scene import GUESTS, Guest
+
+_AT_ONCE = 50
+"""Requests under way at most: a service that does not keep up is not asked ever more."""
 
 
 class Traffic:
@@ -31,26 +34,35 @@ class Traffic:
         self._rng = rng
         self._per_second = per_second
         self._mean_seconds = mean_seconds
+        self._asking: set[asyncio.Task[None]] = set()
         self._stays: set[asyncio.Task[None]] = set()
 
     async def run(self, requests: int | None = None) -> None:
         """Go on for ever, or for so many requests; nobody comes or goes after that."""
+        asked = 0
         try:
-            while requests is None or self.counts.total() < requests:
+            while requests is None or asked < requests:
                 await asyncio.sleep(self._rng.expovariate(self._per_second))
+                if len(self._asking) >= _AT_ONCE:
+                    await asyncio.wait(self._asking, return_when=asyncio.FIRST_COMPLETED)
                 guest = self._rng.choices(GUESTS, [guest.share for guest in GUESTS])[0]
-                await self._ask(guest)
+                profile = self._rng.choices(list(guest.likes), list(guest.likes.values()))[0]
+                seconds = 0.1 + self._rng.expovariate(1 / self._mean_seconds)
+                app = f"{guest.name}-{self._rng.randrange(20):02d}"
+                # Nobody waits for the answer that another gets, so as many come as were meant to.
+                _begin(self._ask(guest, profile, seconds, app), self._asking)
+                asked += 1
+            await asyncio.gather(*self._asking)
         finally:
-            for stay in self._stays:
-                stay.cancel()
-            await asyncio.gather(*self._stays, return_exceptions=True)
+            under_way = [*self._asking, *self._stays]
+            for task in under_way:
+                task.cancel()
+            await asyncio.gather(*under_way, return_exceptions=True)
             for client in self._clients.values():
                 await client.close()
 
-    async def _ask(self, guest: Guest) -> None:
+    async def _ask(self, guest: Guest, profile: str, seconds: float, app: str) -> None:
         client = self._clients[guest.name]
-        profile = self._rng.choices(list(guest.likes), list(guest.likes.values()))[0]
-        seconds = 0.1 + self._rng.expovariate(1 / self._mean_seconds)
         try:
             allocation = await client.allocate(
                 profile,
@@ -59,7 +71,7 @@ class Traffic:
                 # For those who give back themselves it is long: should this process end early,
                 # what it held is not held for ever.
                 lease_seconds=seconds if guest.wait_seconds else 20 * self._mean_seconds,
-                labels={"app": f"{guest.name}-{self._rng.randrange(20):02d}"},
+                labels={"app": app},
             )
         except RejectedError as rejection:
             self.counts[f"rejected ({rejection.reason})"] += 1
@@ -69,9 +81,7 @@ class Traffic:
             return
         self.counts[allocation.state] += 1
         if not guest.wait_seconds:
-            stay = asyncio.create_task(self._stay(client, allocation.id, seconds))
-            self._stays.add(stay)
-            stay.add_done_callback(self._stays.discard)
+            _begin(self._stay(client, allocation.id, seconds), self._stays)
 
     async def _stay(self, client: AsyncClient, identity: str, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -84,3 +94,10 @@ class Traffic:
         """What came of it so far, in a line."""
         counts = ", ".join(f"{count} {what}" for what, count in sorted(self.counts.items()))
         return f"{self.counts.total()} requests: {counts or 'none yet'}"
+
+
+def _begin(doing: Coroutine[None, None, None], under_way: set[asyncio.Task[None]]) -> None:
+    """Do something beside all else; it is under way until it is done."""
+    task = asyncio.create_task(doing)
+    under_way.add(task)
+    task.add_done_callback(under_way.discard)

@@ -116,6 +116,8 @@ class Scheduler:
                 outcome = self._decide(request)
                 if isinstance(outcome, Rejection):
                     self._undo(placed)
+                    if placed:
+                        outcome = _short_of(outcome, len(placed), count)
                     if not waits:
                         self._publish(outcome)
                     return outcome
@@ -171,6 +173,16 @@ class Scheduler:
     def _publish(self, event: Event) -> None:
         for listener in self._listeners:
             listener(event)
+
+
+def _short_of(rejection: Rejection, placed: int, count: int) -> Rejection:
+    """Why some of several could not be placed; what is said of the cluster counts the others in."""
+    return Rejection(
+        rejection.request,
+        rejection.reason,
+        f"only {placed} of {count} can be placed; with {'it' if placed == 1 else 'them'}, "
+        f"{rejection.detail}",
+    )
 
 
 class _TableChooser:

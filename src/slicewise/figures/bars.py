@@ -33,6 +33,7 @@ from slicewise.figures.style import (
     note_nothing_measured,
     plain,
     policy_style,
+    tick,
 )
 
 _GROUP = 0.84
@@ -159,7 +160,7 @@ def _draw(
             )
     if all(math.isnan(value(row, figure)) for row in rows):
         note_nothing_measured(axes)
-    axes.set_xticks(centres, [plain(name) for name in distributions])
+    axes.set_xticks(centres, [tick(name) for name in distributions])
     axes.tick_params(axis="x", length=0)
     axes.set_xlim(-0.5, len(distributions) - 0.5)
     light_grid(axes)

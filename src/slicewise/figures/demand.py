@@ -26,19 +26,29 @@ _HEADROOM = 1.03
 """How far above the largest possible value an axis ends, so that lines there are seen whole."""
 
 
-def demand_curves(rows: Iterable[Row], distribution: str) -> Figure:
-    """Scheduled workloads, acceptance, utilization and active GPUs over demand, in four panels."""
-    chosen = rows_of(require_rows(rows, "curves"), distribution)
+def demand_curves(rows: Iterable[Row], *distributions: str) -> Figure:
+    """Scheduled workloads, acceptance, utilization and active GPUs over demand, in four panels.
+
+    Several distributions stand one below the other, the panels of each in a row.
+    """
+    every = require_rows(rows, "curves")
+    count = len(distributions)
+    shape, size = ((2, 2), (10.0, 7.4)) if count == 1 else ((1, 4), (18.0, 0.6 + 4.2 * count))
     with house_style():
-        figure = Figure(figsize=(10, 7.4), layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1))
-        panels = figure.subplots(2, 2, sharex=True)
-        for axes, name in zip(panels.flat, PANELS, strict=True):
-            _draw(axes, chosen, name)
-        for axes in panels[-1]:
-            axes.set_xlabel(_DEMAND_AXIS)
-        title = figure.suptitle(plain(f"Distribution: {distribution}"), x=0.01, ha="left")
-        title.set(fontweight="bold", gid="figure-title")
-        _legend(figure, panels.flat[0])
+        figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1))
+        parts = [figure] if count == 1 else figure.subfigures(count, 1, squeeze=False).flat
+        for number, (part, distribution) in enumerate(zip(parts, distributions, strict=True)):
+            chosen = rows_of(every, distribution)
+            panels = part.subplots(*shape, sharex=True)
+            for axes, name in zip(panels.flat, PANELS, strict=True):
+                _draw(axes, chosen, name)
+            for axes in np.atleast_2d(panels)[-1]:
+                axes.set_xlabel(_DEMAND_AXIS)
+            title = part.suptitle(plain(f"Distribution: {distribution}"), x=0.01, ha="left")
+            # An id is there once; of several, the pages that look for it have no use.
+            gid = "figure-title" if count == 1 else f"figure-title-{number}"
+            title.set(fontweight="bold", gid=gid)
+        _legend(figure, figure.axes[0])
     return figure
 
 

@@ -134,6 +134,11 @@ def plain(text: str) -> str:
     return text.replace("$", r"\$")
 
 
+def tick(distribution: str) -> str:
+    """A distribution's name under its bars; one written out has a line for each profile."""
+    return plain(distribution).replace(",", ",\n")
+
+
 def legend_columns(names: Sequence[str], width: float) -> int:
     """How many names fit side by side in a legend so many inches wide."""
     longest = max(map(len, names), default=0)

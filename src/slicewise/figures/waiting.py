@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 
 from slicewise.figures.rows import Row, distinct, interval, require_rows, value
-from slicewise.figures.style import INK, PAPER, house_style, light_grid, plain, policy_style
+from slicewise.figures.style import INK, PAPER, house_style, light_grid, plain, policy_style, tick
 
 _GROUP = 0.84
 """The share of a distribution's room that its bars take."""
@@ -50,7 +50,7 @@ def waiting_bars(rows: Iterable[Row]) -> Figure:
             for percent, marker in _TAILS.items():
                 tails = [value(row, f"wait_p{percent}_lifetimes") for row in found]
                 axes.plot(places, tails, marker, color=look.colour, markersize=9)
-        axes.set_xticks(centres, [plain(name) for name in distributions])
+        axes.set_xticks(centres, [tick(name) for name in distributions])
         axes.tick_params(axis="x", length=0)
         axes.set_xlim(-0.5, len(distributions) - 0.5)
         axes.set_ylim(bottom=0)

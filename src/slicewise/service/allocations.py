@@ -5,6 +5,7 @@ from __future__ import annotations
 from slicewise.control.answers import RefusedError, said
 from slicewise.control.commands import Create, CreateAll, Release, Terms
 from slicewise.control.entries import AllocationRecord, Ended, Want
+from slicewise.control.lives import since
 from slicewise.control.views import allocation_view
 from slicewise.control.wire import AllocationBody, BatchBody
 from slicewise.core.errors import UnknownNameError
@@ -84,16 +85,18 @@ async def _find(site: Site, request: Request, identity: str) -> AllocationRecord
     state = site.state
     record = state.allocations.get(identity) or state.leaving.get(identity)
     if record is None and 0 < len(identity) <= 64 and identity.isascii():
-        record = await _ended(site, identity)
+        record = await _ended(site, identity, since(state, request.caller.tenant))
     if record is None or not request.caller.sees(record.tenant):
         raise RefusedError(404, f"no allocation {identity!r}")
     return record
 
 
-async def _ended(site: Site, identity: str) -> AllocationRecord | None:
+async def _ended(site: Site, identity: str, first: int) -> AllocationRecord | None:
+    """One that ended, unless that was before the first entry of whoever asks."""
+
     def look() -> AllocationRecord | None:
         rows = site.plant.store.history(before=None, limit=1, subject=identity, kinds=("ended",))
-        entry = rows[0].entry if rows else None
+        entry = rows[0].entry if rows and rows[0].seq >= first else None
         return entry.allocation if isinstance(entry, Ended) else None
 
     found = await site.plant.in_thread(look)

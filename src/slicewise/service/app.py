@@ -69,7 +69,7 @@ class App:
             log.exception("request failed", request=request.id, path=request.path)
             sentence = f"something went wrong; the log tells more about request {request.id}"
             answer = problem(RefusedError(500, sentence))
-        await answer.send(send, request.id)
+        await answer.send(send, request.id, request.method == "HEAD")
         self._note(route, request, answer, begun)
 
     async def _answer(self, route: Route, request: Request) -> Reply:
@@ -95,7 +95,7 @@ class App:
 
     def _note(self, route: Route | None, request: Request, answer: Reply, begun: float) -> None:
         name = "unknown" if route is None else route.path
-        method = "unknown" if route is None else route.method  # anybody can make up a method
+        method = "unknown" if route is None else request.method  # anybody can make up a method
         took = self._plant.timer() - begun
         lasting = isinstance(answer, Stream) or answer.waited
         self.site.metrics.count_request(name, method, answer.status, None if lasting else took)

@@ -92,6 +92,11 @@ def new_secret() -> str:
     return f"sw_{secrets.token_urlsafe(32)}"
 
 
+def unknown_token() -> RefusedError:
+    """What is said to whoever bears no token that is one now."""
+    return RefusedError(401, "nobody knows this token; it may have been revoked")
+
+
 def authenticate(state: State, header: bytes | None, now: Seconds) -> Caller:
     """Whoever bears the token in an Authorization header; refused unless it is a valid one.
 
@@ -104,7 +109,7 @@ def authenticate(state: State, header: bytes | None, now: Seconds) -> Caller:
         raise RefusedError(401, "the Authorization header must be Bearer and a token")
     token = state.tokens_by_digest.get(hashlib.sha256(header[7:].strip()).hexdigest())
     if token is None:
-        raise RefusedError(401, "nobody knows this token; it may have been revoked")
+        raise unknown_token()
     if token.expires is not None and token.expires <= now:
         raise RefusedError(401, "this token has expired")
     return Caller(token)

@@ -9,7 +9,8 @@ from msgspec import Meta
 from slicewise.control.answers import RefusedError, said
 from slicewise.control.commands import Terms
 from slicewise.control.entries import Part
-from slicewise.control.quota import excess, least_excess
+from slicewise.control.offers import as_capacity, refuse_unknown
+from slicewise.control.quota import excess, least_excess, too_many_wait
 from slicewise.control.reports import (
     Alternative,
     Cost,
@@ -52,18 +53,22 @@ async def dry_run(site: Site, request: Request) -> Reply:
         raise RefusedError(404, f"no tenant {name!r}")
     terms = terms_of(site, body)
     asked = request_of(terms.want)
+    refuse_unknown(asked, site.state.geometries.values())
     choices = tuple(_choice_of(site, asked, other) for other in query.policy)
     explained = site.explainer.explain(asked, query.alternatives)
     outcome = _outcome(site, tenant, terms, asked)
     state = site.state
     placed = not isinstance(outcome, Rejection)
+    waits = not placed and terms.wait > 0
+    if waits and (too_many := too_many_wait(tenant, site.settings.queued_per_tenant)):
+        waits, outcome = False, Rejection(asked, Reason.QUOTA, too_many)
     cost = explained.outcome.cost if isinstance(explained.outcome, explain.Place) else None
     waiting = len(state.waiting)
     return reply(
         said(
             200,
             DryRun(
-                outcome="placed" if placed else "queued" if terms.wait > 0 else "rejected",
+                outcome="placed" if placed else "queued" if waits else "rejected",
                 reason=outcome.reason if isinstance(outcome, Rejection) else None,
                 detail=_sentence(outcome, asked),
                 policy=state.scheduler.policy.name,
@@ -97,7 +102,7 @@ def _outcome(
     got = state.scheduler.submit_all(asked, terms.count, waits=True)
     try:
         if isinstance(got, Rejection):
-            return got
+            return as_capacity(got)
         parts = state.parts(got)
         for instance in reversed(got):
             state.cluster.undo_place(instance)

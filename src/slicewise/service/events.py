@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from slicewise.control.answers import RefusedError, said
 from slicewise.control.entries import AnyEntry, Row, concerns
+from slicewise.control.lives import of_one_life, since
 from slicewise.control.ports import StoreError
 from slicewise.control.reports import EventPage
 from slicewise.control.views import event_view
@@ -49,6 +50,7 @@ async def events(site: Site, request: Request) -> Reply:
     if after is None:
         after = site.plant.replica.seq if query.after is None else query.after
     tenant = request.caller.tenant
+    after = max(after, since(site.state, tenant) - 1)
     site.streams.enter(tenant)
     gone = asyncio.Event()
     return Stream(
@@ -130,15 +132,17 @@ async def audit(site: Site, request: Request) -> Reply:
         if name not in _KINDS:
             raise RefusedError(400, str(UnknownNameError("kind", name, _KINDS)), field="kind")
     limit, before = site.page(query.limit), before_of(query.cursor)
+    first = since(site.state, query.tenant)
 
     def look() -> list[Row]:
-        return site.plant.store.history(
+        rows = site.plant.store.history(
             before=before,
             limit=limit + 1,
             tenant=query.tenant,
             subject=query.subject,
             kinds=query.kind,
         )
+        return list(of_one_life(rows, first))
 
     rows = await site.plant.in_thread(look)
     page = rows[:limit]

@@ -20,6 +20,7 @@ from slicewise.control.entries import (
     Row,
     Seconds,
     Served,
+    TenantRemoved,
 )
 from slicewise.control.ports import StoreError
 from slicewise.core.fragmentation import Reading
@@ -175,6 +176,8 @@ class History:
                         tally.refuse(reason)
                 case Ended(record):
                     self._count_end(record)
+                case TenantRemoved(tenant):
+                    self._forget(tenant)
 
     def _count_end(self, record: AllocationRecord) -> None:
         for tally in self._whose(record.tenant):
@@ -188,6 +191,13 @@ class History:
         if own is None:
             own = self._by_tenant[tenant] = Tally()
         return self._tally, own
+
+    def _forget(self, tenant: str) -> None:
+        """What a tenant did is not for the next one of that name."""
+        self._by_tenant.pop(tenant, None)
+        for sample in self._samples:
+            if sample.by_tenant.pop(tenant, None) is not None:
+                self._tallies -= 1
 
     def _keep(self, now: Seconds) -> None:
         if len(self._samples) == KEPT_SAMPLES:

@@ -221,8 +221,8 @@ class Reply:
     waited: bool = False
     """Whether it took as long as it did because there was nothing to tell."""
 
-    async def send(self, send: Send, request_id: str) -> None:
-        """Send it."""
+    async def send(self, send: Send, request_id: str, head: bool = False) -> None:
+        """Send it, or its head alone."""
         body = self.body
         await send(
             {
@@ -237,7 +237,7 @@ class Reply:
                 ],
             }
         )
-        await send({"type": "http.response.body", "body": body})
+        await send({"type": "http.response.body", "body": b"" if head else body})
 
 
 @dataclass(slots=True)
@@ -252,8 +252,8 @@ class Stream(Reply):
     """Called then, in case the maker of chunks waits for something else."""
     ended: Callable[[], None] = lambda: None
 
-    async def send(self, send: Send, request_id: str) -> None:
-        """Send it, chunk by chunk."""
+    async def send(self, send: Send, request_id: str, head: bool = False) -> None:
+        """Send it, chunk by chunk, or its head alone."""
         assert self.chunks is not None
         headers = [
             (b"content-type", self.content),
@@ -264,8 +264,9 @@ class Stream(Reply):
         watch = asyncio.create_task(self._watch())
         try:
             await send({"type": "http.response.start", "status": self.status, "headers": headers})
-            async for chunk in self.chunks:
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            if not head:
+                async for chunk in self.chunks:
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
         finally:
             watch.cancel()

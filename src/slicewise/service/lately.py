@@ -11,6 +11,7 @@ from msgspec import Meta
 from slicewise.control.answers import said
 from slicewise.control.entries import Rejected, Row
 from slicewise.control.lately import LatelyView, PointView, RejectionView
+from slicewise.control.lives import of_one_life, since
 from slicewise.control.state import request_of
 from slicewise.control.wire import moment
 from slicewise.service.history import STEP_SECONDS, Sample, Tally
@@ -34,12 +35,13 @@ async def lately(site: Site, request: Request) -> Reply:
     await history.look()
     step = STEP_SECONDS * ceil(query.seconds / MAX_POINTS / STEP_SECONDS)
     points = _points(history.samples(query.seconds), step, tenant)
+    rejected, first = history.rejections(tenant, query.rejections), since(site.state, tenant)
     view = LatelyView(
         seq=site.state.seq,
         since=moment(history.since) or "",
         step=step,
         points=points,
-        rejections=tuple(_rejection(r) for r in history.rejections(tenant, query.rejections)),
+        rejections=tuple(_rejection(row) for row in of_one_life(rejected, first)),
     )
     return reply(said(200, view))
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left, bisect_right
 from typing import Annotated
 
 from msgspec import Meta
 
 from slicewise.control.answers import RefusedError, said
-from slicewise.control.entries import AllocationRecord, AllocationState, Ended, Row
+from slicewise.control.entries import AllocationRecord, AllocationState, Ended
+from slicewise.control.lives import of_one_life, since
 from slicewise.control.managed import as_gone
 from slicewise.control.reports import AllocationPage, QueuePage
 from slicewise.control.views import allocation_view
@@ -34,6 +36,9 @@ class ListQuery(PageQuery, frozen=True):
         tuple[Annotated[str, Meta(min_length=1, max_length=320)], ...],
         Meta(max_length=16, description="KEY:VALUE; all that are given must hold."),
     ] = ()
+    newest: Annotated[
+        bool, Meta(description="The latest first, as those that ended are in any case.")
+    ] = False
     limit: PageLimit | None = None
 
 
@@ -70,24 +75,28 @@ def _label(text: str) -> tuple[str, str]:
 
 
 async def allocations(site: Site, request: Request) -> Reply:
-    """Some of the allocations, the oldest first; of those that ended, the latest first."""
+    """Some of the allocations, the oldest first unless told otherwise; the ended, latest first."""
     query = request.query(ListQuery)
     limit = site.page(query.limit)
     chosen = _Filter(query, request.caller.tenant)
+    total = None
     if query.state in ("released", "failed", "cancelled"):
         page, following = await _ended(site, query, request.caller.tenant, chosen, limit)
     else:
-        page, following = await _living(site, query, request.caller.tenant, chosen, limit)
+        every = await _living(site, query, request.caller.tenant, chosen)
+        total = len(every)
+        page, following = _page(query, every, limit)
     views = tuple(allocation_view(site.state, record) for record in page)
-    return reply(said(200, AllocationPage(allocations=views, next=following)))
+    return reply(said(200, AllocationPage(allocations=views, next=following, total=total)))
 
 
 _Page = tuple[list[AllocationRecord], str | None]
 
 
 async def _living(
-    site: Site, query: ListQuery, own: str | None, chosen: _Filter, limit: int
-) -> _Page:
+    site: Site, query: ListQuery, own: str | None, chosen: _Filter
+) -> list[AllocationRecord]:
+    """All that fit, in order."""
     # The records do not change, so this list is what there is at one moment, however long it
     # takes to go through it. They are in order already, but for clocks that were set back.
     state = site.state
@@ -99,19 +108,28 @@ async def _living(
     else:
         standing = state.tenants.get(tenant)
         every = [state.allocations[i] for i in standing.allocations] if standing else []
-    after = _living_mark(query.cursor)
     found: list[AllocationRecord] = []
     for begin in range(0, len(every), _AT_A_TIME):
-        found += (
-            record
-            for record in every[begin : begin + _AT_A_TIME]
-            if (after is None or (record.requested, record.id) > after) and chosen(record)
-        )
+        found += filter(chosen, every[begin : begin + _AT_A_TIME])
         await asyncio.sleep(0)
-    found.sort(key=lambda record: (record.requested, record.id))
-    page = found[:limit]
-    following = f"{page[-1].requested!r} {page[-1].id}" if len(found) > limit else None
-    return page, None if following is None else cursor_of(following)
+    found.sort(key=_place)
+    return found
+
+
+def _page(query: ListQuery, every: list[AllocationRecord], limit: int) -> _Page:
+    """Those behind the cursor, in the direction asked for."""
+    mark = _living_mark(query.cursor)
+    if query.newest:
+        end = len(every) if mark is None else bisect_left(every, mark, key=_place)
+        page, more = every[max(0, end - limit) : end][::-1], end > limit
+    else:
+        begin = 0 if mark is None else bisect_right(every, mark, key=_place)
+        page, more = every[begin : begin + limit], begin + limit < len(every)
+    return page, cursor_of(f"{page[-1].requested!r} {page[-1].id}") if more else None
+
+
+def _place(record: AllocationRecord) -> tuple[float, str]:
+    return record.requested, record.id
 
 
 def _living_mark(cursor: str | None) -> tuple[float, str] | None:
@@ -130,15 +148,17 @@ async def _ended(
 ) -> _Page:
     before = before_of(query.cursor)
     tenant = own or query.tenant
+    first = since(site.state, tenant)
     leaving = dict(site.state.leaving)  # the state goes on while somebody looks
 
     def look() -> tuple[list[AllocationRecord], int | None]:
         found: list[AllocationRecord] = []
         seen, at, size = 0, before, max(limit, 500)
         while len(found) < limit and seen < _ROWS_A_PAGE:
-            rows: list[Row] = site.plant.store.history(
+            found_rows = site.plant.store.history(
                 before=at, limit=size, tenant=tenant, kinds=("ended",)
             )
+            rows = list(of_one_life(found_rows, first))
             for row in rows:
                 at = row.seq
                 assert isinstance(row.entry, Ended)  # of no other kind were any asked for

@@ -10,6 +10,7 @@ import logging
 import sys
 
 import structlog
+from structlog.tracebacks import ExceptionDictTransformer
 from structlog.typing import Processor
 
 _SHARED: list[Processor] = [
@@ -37,10 +38,21 @@ def logger(name: str = "slicewise") -> structlog.stdlib.BoundLogger:
 def set_up_logs(form: str, level: str) -> None:
     """Have everything logged in one way, whoever logs it."""
     last: list[Processor] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta]
+    # Tracebacks without the values of variables: tokens are among those.
     if form == "json":
-        last += [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+        frames = ExceptionDictTransformer(show_locals=False)
+        last += [
+            structlog.processors.ExceptionRenderer(frames),
+            structlog.processors.JSONRenderer(),
+        ]
     else:
-        last.append(structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=0))
+        last.append(
+            structlog.dev.ConsoleRenderer(
+                colors=sys.stderr.isatty(),
+                pad_event_to=0,
+                exception_formatter=structlog.dev.plain_traceback,
+            )
+        )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(foreign_pre_chain=_SHARED, processors=last)

@@ -52,7 +52,8 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
         "info": {
             "title": "slicewise",
             "version": version("slicewise"),
-            "description": "Fragmentation-aware scheduling of NVIDIA Multi-Instance GPUs.",
+            "description": "Fragmentation-aware scheduling of NVIDIA Multi-Instance GPUs. "
+            "Whatever is asked for with GET can be asked for with HEAD, which sends no body.",
         },
         "security": [{"token": []}],
         "paths": paths,

@@ -97,6 +97,7 @@ class Plant:
         self.furnished = False
         """Whether there is a tenant to act for and a token to begin with."""
         self.stopping = False
+        self._policy_error_logged = float("-inf")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._asked: deque[Job] = deque()
         """What was handed in and has not been told yet, as far as is known; the oldest first."""
@@ -276,11 +277,20 @@ class Plant:
             # All Python on one thread: two that take turns hundreds of times a second are slower.
             decide_in=self._on_loop,
             warn=lambda problem: log.warning("writer", problem=problem),
+            queued_per_tenant=self.settings.queued_per_tenant,
+            on_policy_error=self._policy_failed,
         )
         self.writer.start()
         log.info("leading", epoch=epoch, seq=self.replica.seq)
         self.on_office()
         return self.writer
+
+    def _policy_failed(self, error: Exception) -> None:
+        """Log what a policy raised, once a second at most: whoever waits is tried often."""
+        now = self.timer()
+        if now - self._policy_error_logged >= 1.0:
+            self._policy_error_logged = now
+            log.error("policy failed", policy=self.settings.policy, exc_info=error)
 
     def _end_office(self) -> None:
         self.writer = None

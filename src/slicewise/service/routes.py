@@ -72,6 +72,8 @@ class Router:
                 else:
                     fork = fork.ways.setdefault(part, _Fork())
             fork.methods[route.method] = route
+            if route.method == "GET":
+                fork.methods["HEAD"] = route  # the same, but that no body is sent
 
     def find(self, request: Request) -> Route:
         """The route of a request, whose ``parts`` are filled in; refused without one."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_type_hints
 from urllib.parse import urlsplit
 
+from slicewise.control.desk import QUEUED_PER_TENANT
 from slicewise.core.errors import SlicewiseError, UnknownNameError
 from slicewise.engine.queue import Discipline
 from slicewise.policies.registry import policy_class
@@ -236,6 +237,14 @@ class Settings:
             "Event streams of one tenant at a time.",
         ),
     ] = 32
+    queued_per_tenant: Annotated[
+        int,
+        Key(
+            "limits.queued_per_tenant",
+            _whole(0, 1_000_000),
+            "Requests of one tenant that may wait in the queue; more are refused.",
+        ),
+    ] = QUEUED_PER_TENANT
     waiting: Annotated[
         int,
         Key(

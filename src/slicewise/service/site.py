@@ -8,11 +8,13 @@ import hashlib
 from slicewise.catalog import Catalog
 from slicewise.control.answers import RefusedError
 from slicewise.control.commands import Command
+from slicewise.control.lives import had_a_namesake
 from slicewise.control.ports import Key
 from slicewise.control.state import State
 from slicewise.engine.explain import Explainer
 from slicewise.policies.base import Policy
 from slicewise.policies.registry import policy
+from slicewise.service.auth import unknown_token
 from slicewise.service.capacity import Capacity
 from slicewise.service.contacts import Contacts
 from slicewise.service.history import History
@@ -45,6 +47,8 @@ class Site:
         self.history = History(plant, lambda: self.capacity)
         self.document = b"{}"
         """The OpenAPI document of its routes."""
+        self._again: dict[str, tuple[int, bool]] = {}
+        """By tenant: the entry that created it, and whether its name was another's before."""
         self._policies: dict[str, Policy] = {}
         self._capacity: Capacity | None = None
         self._explainer: Explainer | None = None
@@ -85,13 +89,32 @@ class Site:
         caller, text = request.caller, request.key()
         key, digest = None, ""
         if text is not None:
-            key = Key(f"{acts_for}:{caller.tenant or ''}", text)
+            owner = await self._owner(acts_for, caller.tenant or "")
+            key = Key(owner, text)
             whole = f"{request.method} {request.path}\n".encode() + request.raw
             digest = hashlib.sha256(whole).hexdigest()
+        if caller.tenant is not None and caller.id not in self.state.tokens:
+            # The tenant left while the request was read, and another may have its name by now.
+            raise unknown_token()
         told = await self.plant.ask(command, caller.id, key, digest)
         if told.replayed:
             return reply(told.answer, REPLAYED)
         return reply(told.answer, _AGAIN) if told.answer.status == 503 else reply(told.answer)
+
+    async def _owner(self, acts_for: str, tenant: str) -> str:
+        """Whose keys those are; a tenant whose name was another's before has keys of its own."""
+        owner = f"{acts_for}:{tenant}"
+        standing = self.state.tenants.get(tenant or acts_for)
+        if standing is None:
+            return owner
+        known, again = self._again.get(standing.name, (0, False))
+        if known != standing.since:
+            store, first = self.plant.store, standing.since
+            again = await self.plant.in_thread(had_a_namesake, store, standing.name, first)
+            if len(self._again) > 2 * len(self.state.tenants):
+                self._again.clear()
+            self._again[standing.name] = first, again
+        return f"{owner}:{standing.since}" if again else owner
 
     def page(self, limit: int | None) -> int:
         """How many items a page has."""

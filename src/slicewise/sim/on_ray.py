@@ -57,7 +57,7 @@ def _connect(address: str) -> Any:
     try:
         import ray
     except ImportError:
-        raise SlicewiseError("ray is not installed: pip install 'slicewise[ray]'") from None
+        raise SlicewiseError("ray is not installed: install slicewise[ray]") from None
     _knock(address)
     try:
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
@@ -135,7 +135,7 @@ def _errand() -> Callable[..., tuple[str, Samples | Exception | str]]:
         try:
             from slicewise.sim.on_ray import on_node
         except ImportError as error:
-            return node, f"slicewise cannot be used there ({error}); install 'slicewise[lab,ray]'"
+            return node, f"slicewise cannot be used there ({error}); install slicewise[lab,ray]"
         return node, on_node(*work)
 
     return errand

@@ -59,7 +59,7 @@ def _postgres(url: str, *, migrate: bool) -> SqlStore:
         from slicewise.store.postgres import PostgresStore
     except ImportError as error:
         raise SlicewiseError(
-            f"PostgreSQL needs the package {error.name}: pip install 'slicewise[postgres]'"
+            f"PostgreSQL needs the package {error.name}: install slicewise[postgres]"
         ) from None
     return PostgresStore(url, migrate=migrate)
 

@@ -192,8 +192,12 @@ def test_one_agent_a_node(site: Site) -> None:
     assert second.wait(PATIENCE_SECONDS) == 2
     assert f"an agent is already at work on this node: process {first.pid} holds" in node.told()
     assert first.poll() is None
-    # One that shares the token but not the folder, as on another machine, takes over.
     state, node.state = node.state, node.folder / "state-2"
+    assert node.start().wait(PATIENCE_SECONDS) == 2, "the node is taken, not only the folder"
+    # One elsewhere that shares the token takes over: nothing there tells it of the first.
+    boot = node.folder / "boot-id-2"
+    boot.write_text(node.machine.boot_id_file.read_text())
+    node.prefix = ("env", f"SLICEWISE_BOOT_ID_FILE={boot}")
     third = node.start()
     assert first.wait(PATIENCE_SECONDS) == 3
     assert "another agent has taken over this node" in node.told()

@@ -3,7 +3,7 @@
 import { labelText, pill, Table } from "../look/table.js";
 import { pages, part, send } from "../shell/api.js";
 import { button, choice, fill, h } from "../shell/dom.js";
-import { ago, brief, clock, slices } from "../shell/format.js";
+import { ago, brief, clock, count, slices } from "../shell/format.js";
 import { attempt, confirm, loading, standIn } from "../shell/notice.js";
 import { keepFresh } from "./refreshing.js";
 import { wanted } from "./activity.js";
@@ -12,8 +12,10 @@ const STATES = [["", "living"], ["placed", "placed"], ["creating", "creating"], 
   ["queued", "queued"], ["releasing", "releasing"], ["released", "released"], ["failed", "failed"],
   ["cancelled", "cancelled"]];
 const ENDED = ["released", "failed", "cancelled"];
-/** Beyond so many the table says that it is not all. */
-const MOST_PAGES = 5;
+/** So many are loaded at first, and with every click on the button. */
+const AT_A_TIME = 1000;
+/** Pages of what ended may be short: so many are asked for until there are enough. */
+const PAGES_AT_A_TIME = 5;
 
 /** What was asked for. @param {any} one */
 export const asked = (one) => wanted({ profile: one.wanted.profile ?? (one.wanted.need ? null : one.profile),
@@ -48,26 +50,38 @@ export function show(element, context) {
         class: "small danger", "aria-label": `Release ${one.id}` }) },
     ],
   });
-  const more = h("p", { class: "soft small" });
+  let most = AT_A_TIME;
+  const told = h("p", { class: "soft small", role: "status" });
+  const more = button("Load older ones", async () => {
+    most += AT_A_TIME;
+    more.toggleAttribute("disabled", true);
+    await load();
+    more.toggleAttribute("disabled", false);
+  }, { hidden: true });
   const list = h("div", {});
   fill(element, h("div", { class: "bar" }, h("h1", {}, "Allocations")),
-    h("div", { class: "tools" }, table.search, choice("State", STATES, state, (value) => { state = value; load(); })),
-    list, more);
+    h("div", { class: "tools" }, table.search, choice("State", STATES, state, (value) => { state = value; most = AT_A_TIME; load(); })),
+    h("div", { class: "row" }, told, more), list);
 
   async function load() {
     await loading(list, "allocations", async () => {
       const found = [];
-      let all = true;
-      for await (const page of pages("/v1/allocations", { limit: 1000, state }, MOST_PAGES, signal)) {
+      let last = { next: null, total: null };
+      const asking = pages("/v1/allocations", { limit: AT_A_TIME, state, newest: true },
+        PAGES_AT_A_TIME * (most / AT_A_TIME), signal);
+      for await (const page of asking) {
         found.push(...page.allocations);
-        all = page.next === null;
+        last = page;
+        if (found.length >= most) break;
       }
-      return { found: ENDED.includes(state) ? found : found.reverse(), all };
-    }, ({ found, all }) => {
+      return { found, last };
+    }, ({ found, last }) => {
       if (!list.contains(table.element)) fill(list, table.element);
       table.rows = found;
-      const which = ENDED.includes(state) ? "latest" : "oldest";
-      fill(more, all ? "" : `Only the ${found.length} ${which} are loaded, and searched; slicewise ls --limit N lists more.`);
+      more.hidden = last.next === null;
+      const some = ENDED.includes(state) ? `The ${count(found.length)} that ended last`
+        : `The newest ${count(found.length)} of ${count(last.total)}`;
+      fill(told, last.next === null ? "" : `${some} are loaded, and searched.`);
     });
   }
 

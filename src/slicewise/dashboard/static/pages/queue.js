@@ -3,7 +3,7 @@
 import { labelText, Table } from "../look/table.js";
 import { pages, part, send } from "../shell/api.js";
 import { button, fill, h } from "../shell/dom.js";
-import { ago, brief, clock } from "../shell/format.js";
+import { ago, brief, clock, count } from "../shell/format.js";
 import { attempt, confirm, loading, standIn } from "../shell/notice.js";
 import { asked } from "./allocations.js";
 import { keepFresh } from "./refreshing.js";
@@ -31,19 +31,25 @@ export function show(element, context) {
         may("use") && button("Cancel", () => cancel(one), { class: "small danger", "aria-label": `Cancel ${one.id}` })) },
     ],
   });
+  const told = h("p", { class: "soft small", role: "status" });
   const list = h("div", {});
   fill(element, h("div", { class: "bar" }, h("h1", {}, "Queue"),
     h("p", { class: "soft" }, "Served by priority, then in the order of arrival; smaller ones may go ahead a limited number of times.")),
-  h("div", { class: "tools" }, table.search), list);
+  h("div", { class: "tools" }, table.search), told, list);
 
   async function load() {
     await loading(list, "the queue", async () => {
       const found = [];
-      for await (const page of pages("/v1/queue", { limit: 1000 }, 5, signal)) found.push(...page.allocations);
-      return found;
-    }, (found) => {
+      let waiting = 0;
+      for await (const page of pages("/v1/queue", { limit: 1000 }, 5, signal)) {
+        found.push(...page.allocations);
+        waiting = page.waiting;
+      }
+      return { found, waiting };
+    }, ({ found, waiting }) => {
       if (!list.contains(table.element)) fill(list, table.element);
       table.rows = found;
+      fill(told, waiting > found.length ? `The first ${count(found.length)} of ${count(waiting)} are loaded, and searched.` : "");
     });
   }
 
