@@ -81,6 +81,7 @@ soak: setup ## Long crash and memory runs: 500 cycles on each database, agents a
 	SLICEWISE_TENANT_EXAMPLES=200 $(BIN)/python -m pytest -q tests/e2e/test_tenants.py
 	SLICEWISE_AGENT_ROUNDS=5 $(BIN)/python -m pytest -q tests/e2e/agents
 	SLICEWISE_K8S_ROUNDS=1 $(BIN)/python -m pytest -q tests/k8s/test_never_*.py
+	SLICEWISE_K8S_ORDERS=20000 $(BIN)/python -m pytest -q tests/k8s_units/test_any_order.py
 	$(BIN)/python -m tests.e2e.soak
 
 bench: setup ## Run every benchmarks/bench_*.py

@@ -285,7 +285,7 @@ def _allocate(plane: Plane, link: Noting, admin: Link, space: str) -> None:
     pens = [Pen(one, lambda: True, lambda seconds: None) for one in (link, admin)]
     try:
         with suppress(SlicewiseError):
-            pens[0].fence(classes, "me")
+            pens[0].fence("me")
         for pen in pens:  # what is forbidden is done by an admin, so that the rest can be tried
             fresh = admin.get(path, ResourceClaim)
             if fresh.status.allocation is None:

@@ -327,3 +327,14 @@ def test_administrators_take_nothing(admin: bool) -> None:
     status = msgspec.structs.replace(made.status, allocation=allocation)
     board.settle(msgspec.structs.replace(made, status=status))
     assert board.state.cluster.occupied_slices == (0 if admin else 8)
+
+
+def test_a_claim_of_two_pools_takes_its_slices_of_both_whichever_is_published_first() -> None:
+    board = with_pools("n1")
+    board.settle(claim("a", seats=[("n1", at("1g.10gb", 6)), ("n2", at("2g.20gb", 0))]))
+    assert board.state.cluster.occupied_slices == 1
+    board.pools.set_open("n2", True)
+    board.set_pool((DRIVER, "n2"), POOLS["n2"], "n2")
+    assert board.state.cluster.occupied_slices == 3
+    board.forget("uid-a")
+    assert board.state.cluster.occupied_slices == 0

@@ -60,6 +60,7 @@ class Now:
 def controller(listed: bool = True) -> Controller:
     made = Controller(Closed(), Options())  # type: ignore[arg-type]
     made._hand._writers = Now()  # type: ignore[assignment]
+    made._hand._pen._pause = lambda _: None
     if listed:
         for kind in KINDS:
             made._inbox.put(Listed(kind, [], True, True, "1"))
@@ -277,6 +278,72 @@ def test_what_is_abandoned_while_nothing_is_decided_is_taken_back_afterwards() -
     assert one.tally.taken_back == 0
     tell(one, Trouble(CLAIMS, ""))
     assert one.tally.taken_back == 1
+
+
+def test_what_is_abandoned_while_nothing_is_decided_for_a_moment_is_taken_back() -> None:
+    one = controller()
+    with_node(one)
+    tell(one, Changed(CLAIMS, claim("a", seats=[SEAT], version=3)), Changed(PODS, pod("p", ["a"])))
+    lead(one)
+    one._fenced = one.leadership.term
+    tell(one)
+    gone = Gone(PODS, pod("p", ["a"]))
+    tell(one, Trouble(CLAIMS, "cut off"), gone, Trouble(CLAIMS, ""))  # all in one batch
+    assert one.tally.taken_back == 1
+
+
+def test_what_was_found_and_is_gone_by_now_does_not_come_back() -> None:
+    one = controller()
+    tell(one, Changed(CLAIMS, claim("b", version=9)))
+    for version in (5, 12):  # the watch has come past the first, not past the second
+        one._ear.found(claim("a", version=version))
+        assert ("team/a" in one.wishes.claims) == (version == 12)
+
+
+def test_what_is_no_longer_ours_and_has_lost_its_devices_is_not_confirmed() -> None:
+    one = controller()
+    with_node(one)
+    tell(one, Changed(CLAIMS, held(3)), Changed(PODS, pod("p", ["a"])))
+    lead(one)
+    one._fenced = one.leadership.term
+    rival = claim("r", {"name": "r", "exactly": {"deviceClassName": "gpu"}}, version=2)
+    gpus = device_class("gpu", sealed=False)
+    tell(one, Changed(CLASSES, gpus), Changed(CLAIMS, rival))
+    assert set(one.rivals.tentative) == {"uid-a"}
+    one._hand._final.add("uid-a")  # as if it had been written for good
+    tell(one, Changed(CLASSES, device_class(sealed=False)), Changed(CLAIMS, claim("a", version=9)))
+    assert not one.rivals.tentative
+    assert not one._hand._final
+
+
+def test_whoever_led_before_is_shut_out_of_claims_of_any_class_of_that_name() -> None:
+    one = controller()
+    asked: list[Any] = []
+
+    class Fence:
+        def fence(self, classes: Any, identity: str) -> list[ResourceClaim]:
+            asked.append(classes)
+            return []
+
+    one._hand._pen = Fence()  # type: ignore[assignment]
+    tell(one, Changed(CLASSES, device_class(sealed=False)))
+    lead(one)
+    assert asked == [{}]  # as if the class were not there: then it was ours
+
+
+def test_a_claim_that_was_made_anew_waits_in_place_of_the_old_one() -> None:
+    one = controller()
+    with_node(one)
+    lead(one)
+    one._fenced = one.leadership.term
+    large = [wants(profile="7g.80gb")]
+    for name in "ab":
+        tell(one, Changed(CLAIMS, claim(name, config=large, version=3)))
+    tell(one, Changed(PODS, pod("p", ["a", "b"])))
+    assert set(one.board.state.tickets) == {"uid-a", "uid-b"}
+    old, new = claim("a", version=4), claim("a", config=large, version=5, uid="new")
+    tell(one, Gone(CLAIMS, old), Changed(CLAIMS, new))
+    assert set(one.board.state.tickets) == {"new", "uid-b"}
 
 
 class Loses:

@@ -12,7 +12,7 @@ from slicewise.core.errors import SlicewiseError
 from slicewise.k8s.api import ResourceClaim
 from slicewise.k8s.hand import Done, Hand
 from slicewise.k8s.link import ApiError
-from slicewise.k8s.writing import Decision, NotLeadingError
+from slicewise.k8s.writing import Decision, NotLeadingError, NotWrittenError
 
 
 class Draft:
@@ -58,7 +58,7 @@ class Desk:
             self.scene.rivals,
             self.scene.tally,
             self.inbox.append,
-            self.scene.change,
+            self.hear,
         )
         self.hand._writers = Now()  # type: ignore[assignment]
 
@@ -67,6 +67,12 @@ class Desk:
         self.hand._post = self.inbox.append
         for one in done:
             one.call(one.result, one.error)
+
+    def hear(self, made: ResourceClaim) -> None:
+        """As a controller that decides would."""
+        self.scene.change(made)
+        if made.status.allocation is not None:
+            self.hand.see_to(made)
 
     def know(self, made: ResourceClaim) -> ResourceClaim:
         self.scene.wishes.claims[made.metadata.key] = made
@@ -79,9 +85,9 @@ SEAT = ("n1", device("1g.10gb", 6).removeprefix("n1/"))
 
 def test_what_changed_while_it_was_taken_back_is_taken_back_as_it_is_then() -> None:
     desk = Desk("n1")
-    desk.hand.take_back_if_abandoned(desk.know(claim("a", seats=[SEAT], version=5)))
+    desk.hand.see_to(desk.know(claim("a", seats=[SEAT], version=5)))
     newer = desk.know(claim("a", seats=[SEAT], version=6))  # so the first was refused
-    desk.hand.take_back_if_abandoned(newer)
+    desk.hand.see_to(newer)
     desk.take_in()
     assert [one.metadata.resource_version for one in desk.pen.undone] == ["5", "6"]
     desk.take_in()
@@ -141,3 +147,56 @@ def test_what_was_not_confirmed_because_the_lease_did_not_run_is_still_to_be() -
     assert not desk.scene.rivals.tentative
     desk.take_in()
     assert set(desk.scene.rivals.tentative) == {"uid-a"}
+
+
+def test_what_could_not_be_taken_back_is_tried_again() -> None:
+    desk = Desk("n1")
+    desk.pen.after = lambda one: one  # the API refuses
+    desk.hand.see_to(desk.know(claim("a", seats=[SEAT], version=5)))
+    desk.pen.after = lambda _: claim("a", version=6)
+    desk.take_in()
+    desk.take_in()
+    assert len(desk.pen.undone) == 2
+    assert desk.scene.board.state.cluster.occupied_slices == 0
+
+
+def test_what_stays_of_a_decision_that_failed_is_confirmed_all_the_same() -> None:
+    desk = Desk("n1")
+    desk.scene.ask("p", "1g.10gb", "1g.10gb")
+    desk.scene.decider.look()
+    (decision,) = desk.scene.decider.decide()
+    seats = [(seat.pool, seat.device) for seat in decision.grants[0].seats]
+    there = claim("p-0", seats=seats, reserved=["q"], tentative=True, version=7)
+    desk.pen.refusal = NotWrittenError("refused", [there, claim("p-1", version=8)], True)
+    desk.hand.write(decision)
+    desk.take_in()
+    assert set(desk.scene.rivals.tentative) == {"uid-p-0"}
+
+
+def test_a_claim_that_is_gone_when_its_devices_are_not_written_leaves_nothing_behind() -> None:
+    desk = Desk("n1")
+    desk.scene.ask("p", "1g.10gb")
+    desk.scene.decider.look()
+    (decision,) = desk.scene.decider.decide()
+    desk.pen.refusal = NotWrittenError("changed", [], False)
+    desk.hand.write(decision)
+    desk.scene.end("p")
+    desk.take_in()
+    assert not desk.scene.decider.stale
+    assert not desk.scene.rivals.tentative
+
+
+def test_what_is_abandoned_while_it_is_confirmed_is_taken_back() -> None:
+    desk = Desk("n1")
+    waiting = desk.know(claim("a", seats=[SEAT], reserved=["p"], tentative=True, version=5))
+    desk.scene.rivals.begin("uid-a", "team/a")
+    desk.hand.came_back(waiting)
+    desk.pen.after = lambda _: claim("a", seats=[SEAT], tentative=True, version=6)
+    desk.hand.confirm()
+    newer = claim("a", seats=[SEAT], tentative=True, version=7)  # its pod went meanwhile
+    desk.hear(newer)
+    assert not desk.pen.undone
+    desk.scene.wishes.claims["team/a"] = newer
+    desk.hand._know = lambda one: desk.hear(newer)  # older news change nothing
+    desk.take_in()
+    assert [one.metadata.resource_version for one in desk.pen.undone] == ["7"]

@@ -174,3 +174,16 @@ def test_a_mistake_does_not_end_the_thread_that_renews() -> None:
     a.beat()
     assert turns == [True, False]
     assert "not callable" in a.trouble
+
+
+def test_leading_on_after_the_lease_was_over_for_a_moment_is_a_new_term() -> None:
+    api, clock = OneLease(), Clock()
+    a, turns = replica(api, "a", clock)
+    a.beat()
+    assert a.term == 1
+    clock.now += 9.5  # what was to be written now was not
+    assert not a.valid()
+    a.beat()
+    assert a.valid()
+    assert a.term == 2
+    assert turns == [True, False, True]

@@ -155,3 +155,16 @@ def test_a_claim_that_changed_is_not_taken_back() -> None:
     freed = pen(api).deallocate(written)
     assert freed is not None
     assert seats_of(freed) == ()
+
+
+def test_what_the_api_refuses_to_take_back_is_to_be_tried_again_after_a_while() -> None:
+    api = Claims("a")
+    (written,) = pen(api).allocate(decision("a"))
+    api.faults = {"status": [REFUSED]}
+    pauses: list[float] = []
+    patient = Pen(api, lambda: True, pauses.append)  # type: ignore[arg-type]
+    assert patient.deallocate(written) is written
+    assert len(pauses) == 1
+    freed = patient.deallocate(written)
+    assert freed is not None
+    assert seats_of(freed) == ()

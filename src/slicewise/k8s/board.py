@@ -310,6 +310,9 @@ class Board:
     def _settle_again(self) -> None:
         """Enter the allocations whose devices have become known."""
         for uid, claim in self._allocated.items():
+            entered = self._claims.get(uid)
+            if entered is not None and len(entered.gpus) < len(entered.seats):
+                self._leave(uid)  # only some of its devices were known
             if uid not in self._claims and uid not in self.clashes:
                 self._enter_claim(claim, seats_of(claim))
         self._try_clashes()

@@ -102,7 +102,7 @@ class Controller:
             self.rivals,
             self.tally,
             self._inbox.put,
-            lambda claim: self._ear.claim(claim),
+            lambda claim: self._ear.found(claim),
         )
         self._ear = Ear(
             self.board,

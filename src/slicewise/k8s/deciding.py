@@ -238,7 +238,7 @@ class Decider:
         decisions = [decision for _, decision in self._room.serve(self._place)]
         self._tally.deciding_seconds += time.perf_counter() - began
         for decision in decisions:
-            self._window.served(decision.pod)
+            self._window.hide(decision.pod)
         self._tally.decided += len(decisions)
         for key, told in self._told.items():
             wish = self._wishes.wish(key)

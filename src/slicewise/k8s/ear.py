@@ -147,7 +147,7 @@ class Ear:
             self._change(thing)
         if not page.last:
             return
-        for key in self._known(kind) - named:
+        for key in sorted(self._known(kind) - named):
             if kind is CLAIMS and _after(self._wishes.claims[key], page.version):
                 continue  # made since; the watch brings it
             self._go(kind, key)
@@ -195,7 +195,7 @@ class Ear:
                 self._estate.node_changed(thing)
                 self._board.pools.set_open(thing.metadata.name, not thing.spec.unschedulable)
             case ResourceClaim():
-                self.claim(thing)
+                self._claim(thing)
             case Pod():
                 self._pod(thing)
 
@@ -220,12 +220,20 @@ class Ear:
         names = (one.spec.extended_resource_name for one in self._wishes.classes.values())
         self._estate.set_by_devices(frozenset(filter(None, names)))
         self._decider.look_at_all()
+        self._decider.follows = True  # what was not ours may have been passed over
         self._rivals_known = None
 
     # Claims
 
-    def claim(self, claim: ResourceClaim) -> None:
-        """A claim is like this now, as far as the watch or whoever wrote it can say."""
+    def found(self, claim: ResourceClaim) -> None:
+        """A claim was like this when it was written or read, past the watch; it may be gone."""
+        known = self._wishes.claims.get(claim.metadata.key)
+        same = known is not None and known.metadata.uid == claim.metadata.uid
+        if same or _after(claim, str(self._watched)):  # else the watch has come past its end
+            self._claim(claim)
+
+    def _claim(self, claim: ResourceClaim) -> None:
+        """A claim is like this now, unless that is older than what is known."""
         uid, key = claim.metadata.uid, claim.metadata.key
         before = self._wishes.claims.get(key)
         if before is not None and _after(before, claim.metadata.resource_version):
@@ -237,7 +245,10 @@ class Ear:
         if self._decider.stale.get(uid) != claim.metadata.resource_version:
             self._decider.stale.pop(uid, None)
         ours = self._note_rival(claim)
-        if claim.status.allocation is not None or uid not in self._decider.writing:
+        given = claim.status.allocation is not None
+        if not given and uid not in self._decider.writing:
+            self._hand.lost(uid)  # also if it is not ours any more
+        if given or uid not in self._decider.writing:  # its finalizer comes before its allocation
             self._board.settle(claim)
         if ours:
             self._look_at_ours(claim, before)
@@ -259,12 +270,9 @@ class Ear:
     def _look_at_ours(self, claim: ResourceClaim, before: ResourceClaim | None) -> None:
         uid = claim.metadata.uid
         if claim.status.allocation is not None:
+            self._see_to(claim)
             self._come_back(claim)
-            if self._deciding():
-                self._hand.take_back_if_abandoned(claim)
             return
-        if uid not in self._decider.writing:  # its finalizer comes before its allocation
-            self._rivals.tentative.pop(uid, None)
         if (
             before is not None
             and before.status.allocation is not None
@@ -272,6 +280,13 @@ class Ear:
         ):
             # The stock scheduler could not use it: something on that node does not fit the pod.
             self._decider.avoid(before)
+
+    def _see_to(self, claim: ResourceClaim) -> None:
+        """Go on with an allocation of ours; later, if this replica does not decide now."""
+        if self._deciding():
+            self._hand.see_to(claim)
+        else:  # be it in the same batch of news
+            self._decider.follows = True
 
     def _come_back(self, claim: ResourceClaim) -> None:
         """Let an allocation count as seen once all claims that are older than it are known."""
@@ -285,7 +300,6 @@ class Ear:
         uid = claim.metadata.uid
         self._hand.gone(uid)
         self._rivals.drop(uid)
-        self._rivals.tentative.pop(uid, None)
         self._board.forget(uid)
         self._decider.drop_claim(uid)
         for pod in self._wishes.users(key):
@@ -303,6 +317,7 @@ class Ear:
         self._note_nomination(pod)
         if pod.over:
             self._decider.gone(key)
+            self._teller.forget(key)  # another of its name is told anew
             self._free_claims(pod)
         else:
             self._decider.look_at(key)
@@ -330,8 +345,8 @@ class Ear:
     def _free_claims(self, pod: Pod) -> None:
         """A pod needs its claims no longer: others may have them, or nobody does."""
         for claim in self._wishes.claims_of(pod):
-            if self._deciding():
-                self._hand.take_back_if_abandoned(claim)
+            if claim.status.allocation is not None and self._wishes.is_ours(claim):
+                self._see_to(claim)
             for user in self._wishes.users(claim.metadata.key):
                 self._decider.look_at(user)
 

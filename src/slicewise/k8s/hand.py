@@ -68,8 +68,6 @@ class Hand:
         self._gave_way: dict[str, str] = {}
         """By claim: the version upon which it was to give way."""
         self.fencing = False
-        self._gone: set[str] = set()
-        """Claims that went while it was fenced."""
 
     def stop(self) -> None:
         """Finish what has been begun."""
@@ -92,10 +90,8 @@ class Hand:
 
     def gone(self, uid: str) -> None:
         """A claim is gone."""
-        self._final.discard(uid)
+        self.lost(uid)
         self._gave_way.pop(uid, None)
-        if self.fencing:
-            self._gone.add(uid)
 
     def _take_in(self, claim: ResourceClaim) -> None:
         """A claim as it was written; it may be gone by now."""
@@ -134,10 +130,7 @@ class Hand:
         self._tally.allocated += len(decision.grants)
         for claim in claims or ():
             self._take_in(claim)
-        for grant in decision.grants:
-            known = self._known(grant.claim)
-            if known is not None and known.status.allocation is None:
-                self._forget_hope(grant.claim)  # taken away before all of it was written
+        self._look_again(decision)
 
     def _not_written(self, decision: Decision, error: SlicewiseError) -> None:
         log.info("not written for pod %s: %s", decision.pod, error)
@@ -148,22 +141,27 @@ class Hand:
             # Unless it is known how a claim is now, nothing is done before that is known.
             for grant in decision.grants:
                 meta = grant.claim.metadata
-                self._decider.stale[meta.uid] = meta.resource_version
+                if self._known(grant.claim) is not None:
+                    self._decider.stale[meta.uid] = meta.resource_version
         for claim in error.claims if isinstance(error, NotWrittenError) else ():
             self._take_in(claim)
-        for grant in decision.grants:
-            self._forget_hope(grant.claim)
+        self._look_again(decision)
 
-    def _forget_hope(self, claim: ResourceClaim) -> None:
-        """What was decided for a claim did not come about: what the API says counts."""
-        meta = claim.metadata
-        self._rivals.tentative.pop(meta.uid, None)
-        self._final.discard(meta.uid)
-        known = self._known(claim)
-        if known is None:
-            self._board.forget(meta.uid)
-        else:
-            self._board.settle(known)
+    def _look_again(self, decision: Decision) -> None:
+        """See to what was passed over while it was written; what the API says counts."""
+        for grant in decision.grants:
+            known = self._known(grant.claim)
+            if known is None or known.status.allocation is None:
+                # It did not come about, or was taken away before all of it was written.
+                self.lost(grant.claim.metadata.uid)
+                self._board.forget(grant.claim.metadata.uid)
+            if known is not None:
+                self._know(known)
+
+    def lost(self, uid: str) -> None:
+        """A claim has no devices: nothing is confirmed, nothing comes back."""
+        self._rivals.tentative.pop(uid, None)
+        self._final.discard(uid)
 
     def came_back(self, claim: ResourceClaim) -> None:
         """An allocation of ours was seen by the watch: all claims older than it are known."""
@@ -183,19 +181,22 @@ class Hand:
         """Whether an allocation is being taken back from here."""
         return uid in self._undoing
 
-    def take_back_if_abandoned(self, claim: ResourceClaim) -> None:
-        """Take back what was given for a pod that went before it could use it.
+    def see_to(self, claim: ResourceClaim) -> None:
+        """Do what is to be done about an allocation of ours, unless somebody is at it already."""
+        uid = claim.metadata.uid
+        if uid in self._decider.writing or uid in self._undoing or uid in self._judging:
+            return
+        if self._is_abandoned(claim):
+            self.take_back(claim)
+        elif _is_undecided(claim) and uid not in self._rivals.tentative:
+            self._rivals.begin(uid, claim.metadata.key)
+
+    def _is_abandoned(self, claim: ResourceClaim) -> bool:
+        """Whether what was given is of no use: its pod went before it could use it.
 
         Claims that a pod did use are taken back by Kubernetes itself.
         """
-        if (
-            claim.status.allocation is not None
-            and not claim.status.reserved_for
-            and not self._wishes.users(claim.metadata.key)
-            and claim.metadata.uid not in self._decider.writing
-            and self._wishes.is_ours(claim)
-        ):
-            self.take_back(claim)
+        return not claim.status.reserved_for and not self._wishes.users(claim.metadata.key)
 
     def take_back(self, claim: ResourceClaim) -> None:
         """Have an allocation taken back that no pod uses."""
@@ -206,15 +207,24 @@ class Hand:
         self._tally.taken_back += 1
 
         def undone(result: ResourceClaim | None, error: SlicewiseError | None) -> None:
+            refused = result is not None and result.status.allocation is not None
             if result is not None:
                 self._take_in(result)
             self._undoing.discard(uid)
-            self._forget_way(uid, error)
-            known = self._known(claim)
-            if result is None and known is not None and _version(known) != _version(claim):
-                self.take_back_if_abandoned(known)  # it changed meanwhile, and that was passed over
+            self._done_with(result or claim, again=refused or error is not None)
 
         self._in_background(lambda: self._pen.deallocate(claim), undone)
+
+    def _done_with(self, claim: ResourceClaim, again: bool) -> None:
+        """See to a claim anew: ``again``, or since it has changed, which was passed over till now.
+
+        A change that is yet to be heard of is seen to then.
+        """
+        if again:
+            self._gave_way.pop(claim.metadata.uid, None)
+        known = self._known(claim)
+        if known is not None and (again or _version(known) != _version(claim)):
+            self._know(known)
 
     # Confirming, where others compete
 
@@ -251,11 +261,6 @@ class Hand:
             self.take_back(claim)
         return True
 
-    def _forget_way(self, uid: str, error: SlicewiseError | None) -> None:
-        """What was not even sent, since the lease did not run, may be tried again."""
-        if error is not None:
-            self._gave_way.pop(uid, None)
-
     def _may_give_way(self, claim: ResourceClaim) -> bool:
         """Whether a claim is ours to take back: no pod is bound with it yet."""
         tried = self._gave_way.get(claim.metadata.uid) == _version(claim)
@@ -270,12 +275,11 @@ class Hand:
 
         def judged(result: ResourceClaim | None, error: SlicewiseError | None) -> None:
             self._judging.discard(uid)
-            self._forget_way(uid, error)
+            if error is not None:
+                log.warning("claim %s is not decided upon yet: %s", claim.metadata.key, error)
             if result is not None:
                 self._take_in(result)
-            elif error is not None and (known := self._known(claim)) is not None:
-                log.warning("claim %s is not decided upon yet: %s", claim.metadata.key, error)
-                self._hold_back(known)
+            self._done_with(result or claim, again=error is not None)
 
         self._in_background(lambda: self._pen.confirm(claim, confirmed, why), judged)
 
@@ -284,36 +288,24 @@ class Hand:
     def fence(self, identity: str, then: Callable[[bool], None]) -> None:
         """Shut out whoever led before; ``then`` is told whether that is done."""
         self.fencing = True
-        self._gone.clear()
         self._gave_way.clear()
-        classes = dict(self._wishes.classes)
 
         def done(found: list[ResourceClaim] | None, error: SlicewiseError | None) -> None:
             self.fencing = False
             if error is not None:
                 log.warning("cannot lead yet: %s", error)
             for claim in found or ():
-                # Also those that our watch has yet to bring.
-                if claim.metadata.uid not in self._gone:
-                    self._know(claim)
+                self._know(claim)  # also those that our watch has yet to bring
             then(error is None)
 
-        self._in_background(lambda: self._pen.fence(classes, identity), done)
+        self._in_background(lambda: self._pen.fence(identity), done)
 
     def resume(self) -> None:
         """Go on with what was left half done: by another leader, or while nothing was decided."""
+        self._rivals.tentative.clear()  # who might collide is found anew
         for claim in list(self._wishes.claims.values()):
-            allocation = claim.status.allocation
-            if allocation is None or not self._wishes.is_ours(claim):
-                continue
-            self.take_back_if_abandoned(claim)
-            self._hold_back(claim)
-
-    def _hold_back(self, claim: ResourceClaim) -> None:
-        """See to it that an allocation is confirmed that nobody has decided upon yet."""
-        if _is_undecided(claim) and claim.metadata.uid not in self._judging:
-            self._rivals.begin(claim.metadata.uid, claim.metadata.key)
-            self._know(claim)
+            if claim.status.allocation is not None and self._wishes.is_ours(claim):
+                self._know(claim)
 
 
 def _version(claim: ResourceClaim) -> str:

@@ -122,6 +122,8 @@ class Leadership:
         self._hold(began)
 
     def _hold(self, began: float) -> None:
+        if self._clock() >= self._until:
+            self._turn(False)  # it was over for a moment: what was not written then is not known
         self._until = began + self._seconds * (1 - _MARGIN)
         self.holder = self.identity
         self._turn(True)

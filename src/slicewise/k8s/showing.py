@@ -17,7 +17,8 @@ class Window:
 
     def show(self, key: str, wish: Wish, told: Told) -> None:
         """A pod waits, for this reason."""
-        if told.placed or wish.problem or self._shown.get(key, ("",))[0] == told.reason:
+        shown = told.reason, tuple(claim.metadata.uid for claim, _ in wish.claims)
+        if told.placed or wish.problem or self._shown.get(key) == shown:
             return
         self.hide(key)
         pod = wish.pod
@@ -30,8 +31,7 @@ class Window:
                 told.reason.lower(),
                 told.text,
             )
-        claims = tuple(claim.metadata.uid for claim, _ in wish.claims)
-        self._shown[key] = told.reason, claims
+        self._shown[key] = shown
 
     def show_as_told(self, key: str, wish: Wish) -> None:
         """A pod waits for the reason that the replica that decides has told it."""
@@ -39,11 +39,7 @@ class Window:
             if condition.type == CONDITION and condition.status == "False":
                 self.show(key, wish, Told(False, condition.reason, condition.message))
 
-    def served(self, key: str) -> None:
-        """A pod has devices now, and the board knows it."""
-        self._shown.pop(key, None)
-
     def hide(self, key: str) -> None:
-        """A pod waits no longer."""
+        """A pod waits no longer; what it has been given meanwhile stays on the board."""
         for uid in self._shown.pop(key, ("", ()))[1]:
             self._board.stop_waiting(uid)

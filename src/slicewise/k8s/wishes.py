@@ -46,8 +46,8 @@ class Wishes:
         """Those with claims that are not over."""
         self.claims: dict[str, ResourceClaim] = {}
         self.classes: dict[str, DeviceClass] = {}
-        self._users: defaultdict[str, set[str]] = defaultdict(set)
-        """By claim: the pods that name it."""
+        self._users: defaultdict[str, dict[str, None]] = defaultdict(dict)
+        """By claim: the pods that name it, in the order in which they were heard of."""
 
     def set_pod(self, pod: Pod) -> None:
         """A pod is like this now."""
@@ -57,7 +57,7 @@ class Wishes:
             self.pods[key] = pod
             for claim in claim_keys(pod):
                 if claim is not None:
-                    self._users[claim].add(key)
+                    self._users[claim][key] = None
 
     def drop_pod(self, key: str) -> Pod | None:
         """A pod is gone."""
@@ -65,7 +65,7 @@ class Wishes:
         if pod is not None:
             for claim in claim_keys(pod):
                 if claim is not None:
-                    self._users[claim].discard(key)
+                    self._users[claim].pop(key, None)
                     if not self._users[claim]:
                         del self._users[claim]
         return pod

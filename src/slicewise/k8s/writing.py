@@ -38,9 +38,9 @@ LEADER = "slicewise.dev/leader"
 """The annotation by which a new leader shuts out the old one."""
 
 _AGAIN_SECONDS = 0.2
-_REFUSED_SECONDS = 5.0
-"""Before a confirmation is tried again that the API refused: its pod waits for nothing else."""
 """How long to wait where the API did not answer."""
+_REFUSED_SECONDS = 5.0
+"""Before something is tried again that the API refused, and that has to be done all the same."""
 
 _decode = msgspec.json.Decoder(ResourceClaim).decode
 
@@ -130,11 +130,17 @@ class Pen:
                 return self._clear(claim)
 
     def deallocate(self, claim: ResourceClaim) -> ResourceClaim | None:
-        """Take back an allocation that no pod uses; None if the claim is gone or was changed."""
+        """Take back an allocation that no pod uses; returns the claim, None if it is another now.
+
+        Where the API refuses, after a while, the claim is returned as it was.
+        """
         try:
             return self._clear(claim)
-        except ApiError:
+        except (ConflictError, MissingError):
             return None
+        except ApiError:
+            self._pause(_REFUSED_SECONDS)
+            return claim
 
     def _clear(self, claim: ResourceClaim) -> ResourceClaim:
         while True:
@@ -180,7 +186,7 @@ class Pen:
                 self._pause(_REFUSED_SECONDS)
                 raise
 
-    def fence(self, classes: Mapping[str, DeviceClass], identity: str) -> list[ResourceClaim]:
+    def fence(self, identity: str) -> list[ResourceClaim]:
         """Shut out whoever led before: touch every claim it might still give devices to.
 
         It may have been paused with a decision in hand, and wake up at any time. Its write carries
@@ -191,7 +197,8 @@ class Pen:
         for page in self._link.pages(CLAIMS.path, ResourceClaim):
             for claim in page.items:
                 there: ResourceClaim | None = claim
-                if claim.status.allocation is None and read_ask(claim, classes) is not None:
+                # As if there were no classes: whoever led before may have known others, or none.
+                if claim.status.allocation is None and read_ask(claim, {}) is not None:
                     there = self._touch(claim, identity)
                 if there is not None:
                     found.append(there)
