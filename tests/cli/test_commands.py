@@ -158,7 +158,7 @@ def test_the_limit_can_be_left_out(capsys: pytest.CaptureFixture[str], tmp_path:
 
 def test_reproduce_writes_everything(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     out = tmp_path / "a" / "b"
-    text = printed(capsys, "reproduce", "--runs", "3", "--seed", "2", "--out", str(out),
+    text = printed(capsys, "reproduce", "--runs", "2", "--seed", "2", "--out", str(out),
                    "--workers", "1")  # fmt: skip
     assert "skew-small" in text
     assert str(out / "report.html") in text.replace("\n", "")
@@ -177,7 +177,7 @@ def test_reproduce_writes_everything(capsys: pytest.CaptureFixture[str], tmp_pat
     report = (out / "report.html").read_text()
     assert "skew-small" in report
     again = tmp_path / "again"
-    as_json = json.loads(printed(capsys, "reproduce", "--runs", "3", "--seed", "2", "--out",
+    as_json = json.loads(printed(capsys, "reproduce", "--runs", "2", "--seed", "2", "--out",
                                  str(again), "--workers", "2", "--json"))  # fmt: skip
     assert as_json == document, "the same on two workers"
 
@@ -239,7 +239,7 @@ def test_bench(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     ]
     assert {row["load"] for row in document["decisions"]} == {0.85}
     assert plot.read_bytes().startswith(b"\x89PNG")
-    text = printed(capsys, *small, "--policy", "first-fit,round-robin")
+    text = printed(capsys, "bench", "--gpus", "20", "--policy", "first-fit,round-robin")
     assert "round-robin" in text
 
 

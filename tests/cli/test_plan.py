@@ -167,12 +167,13 @@ def test_what_was_left_out_of_a_trace_is_said(
     file = tmp_path / "t.csv"
     rows = "".join(f"{i},50,{('7g.80gb', '1g.10gb')[i % 2]}\n" for i in range(60))
     file.write_text("arrival,lifetime,profile\n" + rows + "x,5,1g.10gb\n")
-    assert exit_status(["plan", "--trace", str(file), "--begin", "10"]) == 0
+    rest = ["--begin", "10", "--policy", "first-fit"]
+    assert exit_status(["plan", "--trace", str(file), *rest]) == 0
     out = capsys.readouterr().out
     assert "10 placed beforehand" in out
     assert "Rows left out: 1 malformed." in out
     assert "line 62: arrival 'x' is not a time" in out
-    said = document(capsys, "--trace", str(file), "--begin", "10")
+    said = document(capsys, "--trace", str(file), *rest)
     assert said["left_out"]["malformed"] == 1
     assert [row["line"] for row in said["malformed_rows"]] == [62]
     assert exit_status(["plan", "--trace", str(file), "--strict"]) == 2

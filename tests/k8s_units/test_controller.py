@@ -316,21 +316,6 @@ def test_what_is_no_longer_ours_and_has_lost_its_devices_is_not_confirmed() -> N
     assert not one._hand._final
 
 
-def test_whoever_led_before_is_shut_out_of_claims_of_any_class_of_that_name() -> None:
-    one = controller()
-    asked: list[Any] = []
-
-    class Fence:
-        def fence(self, classes: Any, identity: str) -> list[ResourceClaim]:
-            asked.append(classes)
-            return []
-
-    one._hand._pen = Fence()  # type: ignore[assignment]
-    tell(one, Changed(CLASSES, device_class(sealed=False)))
-    lead(one)
-    assert asked == [{}]  # as if the class were not there: then it was ours
-
-
 def test_a_claim_that_was_made_anew_waits_in_place_of_the_old_one() -> None:
     one = controller()
     with_node(one)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ import pytest
 from tests.k8s_units.objects import claim
 
 from slicewise.core.errors import SlicewiseError
+from slicewise.k8s.api.common import ListMeta, ListOf
 from slicewise.k8s.board import Seat, seats_of
 from slicewise.k8s.link import ApiError, ConflictError, MissingError, UnreachableError
 from slicewise.k8s.writing import Decision, Grant, NotLeadingError, NotWrittenError, Pen
@@ -37,6 +39,9 @@ class Claims:
         if path not in self.there:
             raise MissingError(404, "NotFound", "gone")
         return msgspec.convert(self.there[path], kind)
+
+    def pages(self, path: str, kind: type[Any]) -> Iterator[ListOf[Any]]:
+        yield ListOf(ListMeta(), [msgspec.convert(one, kind) for one in self.there.values()])
 
     def write(self, method: str, path: str, body: Any, content: str) -> bytes:
         self.writes += 1
@@ -168,3 +173,13 @@ def test_what_the_api_refuses_to_take_back_is_to_be_tried_again_after_a_while() 
     freed = patient.deallocate(written)
     assert freed is not None
     assert seats_of(freed) == ()
+
+
+def test_a_new_leader_shuts_the_last_one_out_of_all_claims_that_name_our_class() -> None:
+    api = Claims("a", "b")
+    others = {"name": "r", "exactly": {"deviceClassName": "gpu"}}
+    api.there["theirs"] = msgspec.to_builtins(claim("theirs", others))
+    api.there["given"] = msgspec.to_builtins(claim("given", seats=[("n1", "d0")]))
+    found = pen(api).fence("me")
+    versions = {one.metadata.name: one.metadata.resource_version for one in found}
+    assert versions == {"a": "2", "b": "2", "theirs": "1", "given": "1"}
