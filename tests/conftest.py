@@ -61,9 +61,8 @@ LONG = (("e2e", "k8s", "sim"), ("dashboard", "cli"), ("docs", "agent", "fakedriv
 
 Their files come by turns within a group: where those of one wait, those of another work.
 """
-ELSEWHERE = ("dashboard/", "docs/", "e2e/test_", "k8s/test_never_", "sim/test_agreement")
-"""Here others do the work, another process or code that has tests of its own: to measure it once
-more would only make it slow."""
+ELSEWHERE = ("e2e/test_", "k8s/test_never_")
+"""Here other processes do the work: to measure what this one does would only make it slow."""
 
 
 @pytest.hookimpl(optionalhook=True, wrapper=True)
