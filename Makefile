@@ -18,6 +18,8 @@ help: ## Show this list
 
 setup: $(STAMP) ## Create .venv and install the pinned packages and the project
 
+# The lock file is complete, so pip need not resolve anything (--no-deps): older versions of pip look up
+# dependencies with extras again, find a release newer than the pinned one, and refuse it for want of a hash.
 # The stamp holds the folder it was made in: an environment that was copied or
 # moved along with the tree still points to the old place, so it is made anew.
 ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
@@ -42,7 +44,7 @@ $(STAMP): requirements.lock pyproject.toml
 	fi; \
 	echo "Setting up $(VENV) with $$("$$py" --version): installing the pinned packages (a minute or two the first time)."; \
 	"$$py" -m venv --clear $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
 	@echo "$(CURDIR)" > $(STAMP)
 	@echo "$(VENV) is ready."
