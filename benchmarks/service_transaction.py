@@ -16,8 +16,8 @@ from slicewise.store.sqlite import SqliteStore
 
 _STANDING = "SELECT (SELECT epoch FROM leader), (SELECT coalesce(max(seq), 0) FROM journal)"
 _ROW = (
-    "INSERT INTO journal (seq, at, epoch, actor, kind, tenant, subject, data) "
-    "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+    "INSERT INTO journal (seq, at, epoch, actor, origin, kind, tenant, subject, data) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _ANSWER = (
     "INSERT INTO answers (tenant, key, digest, status, body, at, seq) VALUES (?, ?, ?, ?, ?, ?, ?)"

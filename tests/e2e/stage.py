@@ -156,7 +156,9 @@ def journal(server: Server) -> list[Row]:
     with _contents(server) as contents:
         list(contents.images())
         list(contents.answers())
-        return [Row(row.seq, row.at, row.actor, decode(row.data)) for row in contents.rows()]
+        return [
+            Row(row.seq, row.at, row.actor, decode(row.data), row.origin) for row in contents.rows()
+        ]
 
 
 def verified(server: Server) -> int:

@@ -342,13 +342,15 @@ AnyEntry = (
 
 
 class Row(msgspec.Struct, frozen=True, gc=False):
-    """An entry in its place in the journal: when, and by whose doing."""
+    """An entry in its place in the journal: when, by whom, and from where."""
 
     seq: int
     at: Seconds
     actor: str
     """The id of the token that asked, or what in the service did."""
     entry: AnyEntry
+    origin: str = ""
+    """The client's address of the request that caused it; empty for what the service did itself."""
 
 
 _WITH_RECORD = (Allocated, Ended, Queued)

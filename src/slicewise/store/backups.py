@@ -62,6 +62,7 @@ class _Row(_Line, frozen=True, tag="row"):
     at: Seconds
     epoch: int
     actor: str
+    origin: str
     data: str
 
 
@@ -153,7 +154,7 @@ def write(contents: Contents, file: IO[bytes], tick: Tick = no_tick) -> int:
             put(_Answer(*answer))
             counts["answers"] += 1
         for row in contents.rows():
-            put(_Row(row.seq, row.at, row.epoch, row.actor, row.data))
+            put(_Row(row.seq, row.at, row.epoch, row.actor, row.origin, row.data))
             counts["rows"] += 1
             tick(1)
         flush()
@@ -197,7 +198,7 @@ class BackupContents:
     def rows(self) -> Iterator[StoredRow]:
         """The journal in order, and then the end of the file, which must be right."""
         for line in self._section(_Row):
-            yield StoredRow(line.seq, line.at, line.epoch, line.actor, line.data)
+            yield StoredRow(line.seq, line.at, line.epoch, line.actor, line.origin, line.data)
         self._check_end()
 
     def _section(self, kind: type[_Kind]) -> Iterator[_Kind]:

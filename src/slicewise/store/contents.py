@@ -15,6 +15,7 @@ class StoredRow(NamedTuple):
     at: Seconds
     epoch: int
     actor: str
+    origin: str
     data: str
     filed: tuple[str, str | None, str] | None = None
     """The kind, tenant and subject under which it is found, where it is found by them."""

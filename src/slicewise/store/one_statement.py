@@ -23,14 +23,15 @@ Line = tuple[int | float | str | bytes | None, ...]
 FENCED = "slicewise: fenced"
 OUT_OF_STEP = "slicewise: out of step"
 _CHECK, _ROW, _ANSWER = range(3)
-_WIDTH = 9
+_COLUMNS = "abcdefghi"
+_WIDTH = 1 + len(_COLUMNS)
 _TOGETHER = 999 // _WIDTH
 """Lines in one statement: no more values than old versions take."""
 STATEMENTS = _TOGETHER + 64
 """How many the driver keeps prepared: one for each number of lines, and whatever else is asked."""
 
 _PREPARE = (
-    "CREATE TEMP VIEW batch (what, a, b, c, d, e, f, g, h) AS SELECT 0, 0, 0, 0, 0, 0, 0, 0, 0",
+    f"CREATE TEMP VIEW batch (what, {', '.join(_COLUMNS)}) AS SELECT {', '.join('0' * _WIDTH)}",
     f"""
     CREATE TEMP TRIGGER batch_check INSTEAD OF INSERT ON batch WHEN NEW.what = {_CHECK} BEGIN
         SELECT RAISE(ABORT, '{FENCED}') WHERE (SELECT epoch FROM main.leader) IS NOT NEW.a;
@@ -39,8 +40,8 @@ _PREPARE = (
     END""",
     f"""
     CREATE TEMP TRIGGER batch_row INSTEAD OF INSERT ON batch WHEN NEW.what = {_ROW} BEGIN
-        INSERT INTO journal (seq, at, epoch, actor, kind, tenant, subject, data)
-            VALUES (NEW.a, NEW.b, NEW.c, NEW.d, NEW.e, NEW.f, NEW.g, NEW.h);
+        INSERT INTO journal (seq, at, epoch, actor, origin, kind, tenant, subject, data)
+            VALUES (NEW.a, NEW.b, NEW.c, NEW.d, NEW.e, NEW.f, NEW.g, NEW.h, NEW.i);
     END""",
     f"""
     CREATE TEMP TRIGGER batch_answer INSTEAD OF INSERT ON batch WHEN NEW.what = {_ANSWER} BEGIN
@@ -59,7 +60,7 @@ def prepare(driver: sqlite3.Connection) -> None:
 
 def checked(epoch: int, first: int | None) -> Line:
     """Comes first: nothing is written unless this epoch leads, and ``first`` is the next row."""
-    return (_CHECK, epoch, first, None, None, None, None, None, None)
+    return (_CHECK, epoch, first, None, None, None, None, None, None, None)
 
 
 def row_line(record: Record) -> Line:
@@ -71,7 +72,7 @@ def answer_line(key: Key, kept: Kept, at: Seconds) -> Line:
     """An answer that is to be remembered; it belongs to the rows, and comes behind them."""
     tenant, name = key
     digest, (status, body) = kept
-    return (_ANSWER, tenant, name, digest, status, body, at, None, None)
+    return (_ANSWER, tenant, name, digest, status, body, at, None, None, None)
 
 
 def write(driver: sqlite3.Connection, lines: Sequence[Line]) -> None:

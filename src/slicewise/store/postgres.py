@@ -195,7 +195,7 @@ class PostgresStore(SqlStore):
         """
         records = [record_of(row, epoch) for row in rows]
         kept = [(key.tenant, key.key, kept.digest, *kept.answer, at) for key, kept, at in answers]
-        seqs, times, _, *texts = _columns(records, 8)
+        seqs, times, _, *texts = _columns(records, 9)
         first, last = (seqs[0], seqs[-1]) if seqs else (None, None)
         with self.session() as connection:
             done = connection.exec_driver_sql(
@@ -335,11 +335,12 @@ WITH fence AS (
       AND (%s::bigint IS NULL OR %s = (SELECT coalesce(max(seq), 0) + 1 FROM journal))
     FOR SHARE
 ), written AS (
-    INSERT INTO journal (seq, at, epoch, actor, kind, tenant, subject, data)
-    SELECT r.seq, r.at, fence.epoch, r.actor, r.kind, r.tenant, r.subject, r.data
+    INSERT INTO journal (seq, at, epoch, actor, origin, kind, tenant, subject, data)
+    SELECT r.seq, r.at, fence.epoch, r.actor, r.origin, r.kind, r.tenant, r.subject, r.data
     FROM fence, unnest(
-        %b::bigint[], %b::float8[], %b::text[], %b::text[], %b::text[], %b::text[], %b::text[]
-    ) AS r (seq, at, actor, kind, tenant, subject, data)
+        %b::bigint[], %b::float8[], %b::text[], %b::text[], %b::text[], %b::text[], %b::text[],
+        %b::text[]
+    ) AS r (seq, at, actor, origin, kind, tenant, subject, data)
 ), answered AS (
     INSERT INTO answers (tenant, key, digest, status, body, at, seq)
     SELECT a.*, coalesce(%s::bigint, (SELECT coalesce(max(seq), 0) FROM journal))

@@ -69,6 +69,7 @@ def _record(row: StoredRow) -> dict[str, Any]:
         "at": row.at,
         "epoch": row.epoch,
         "actor": row.actor,
+        "origin": row.origin,
         "kind": kind(entry),
         "tenant": tenant,
         "subject": subject,

@@ -56,7 +56,7 @@ _SELDOM = frozenset(
 _NEVER_WRITTEN = "\0"
 """No name has this character, and PostgreSQL will not even look for one that does."""
 
-Record = tuple[int, Seconds, int, str, str, str | None, str, str]
+Record = tuple[int, Seconds, int, str, str, str, str | None, str, str]
 """A row of the table ``journal``."""
 
 
@@ -65,13 +65,13 @@ def record_of(row: Row, epoch: int) -> Record:
     tenant, subject = concerns(row.entry)
     entry = row.entry
     data = encode(entry).decode()
-    return (row.seq, row.at, epoch, row.actor, kind(entry), tenant, subject, data)
+    return (row.seq, row.at, epoch, row.actor, row.origin, kind(entry), tenant, subject, data)
 
 
-def row_of(seq: int, at: Seconds, actor: str, data: str) -> Row:
+def row_of(seq: int, at: Seconds, actor: str, origin: str, data: str) -> Row:
     """A row as it was."""
     try:
-        return Row(seq, at, actor, decode(data))
+        return Row(seq, at, actor, decode(data), origin)
     except msgspec.DecodeError as error:
         raise StoreError(
             f"entry {seq} of the journal cannot be read ({error}): run 'slicewise verify', "
@@ -181,7 +181,7 @@ class SqlStore(ABC):
             top = bottom
         return rows
 
-    def _look(self, wanted: Select[int, float, str, str]) -> list[Row]:
+    def _look(self, wanted: Select[int, float, str, str, str]) -> list[Row]:
         with self.session() as connection:
             found = connection.execute(wanted).all()
         return [row_of(*row) for row in found]
@@ -344,8 +344,8 @@ class StoreContents:
                 ).all()
             if not found:
                 return
-            for seq, at, epoch, actor, kind_, tenant, subject, data in found:
-                yield StoredRow(seq, at, epoch, actor, data, (kind_, tenant, subject))
+            for seq, at, epoch, actor, origin, kind_, tenant, subject, data in found:
+                yield StoredRow(seq, at, epoch, actor, origin, data, (kind_, tenant, subject))
             reached = found[-1].seq
 
 
@@ -377,7 +377,7 @@ def _text(data: bytes) -> str:
     return data.decode("utf-8", "backslashreplace")
 
 
-_EVERY = select(journal.c.seq, journal.c.at, journal.c.actor, journal.c.data)
+_EVERY = select(journal.c.seq, journal.c.at, journal.c.actor, journal.c.origin, journal.c.data)
 _ROWS = (
     _EVERY.where(journal.c.seq > bindparam("after"))
     .order_by(journal.c.seq)

@@ -31,6 +31,7 @@ journal = Table(
     Column("at", Double, nullable=False),
     Column("epoch", _Number, nullable=False),
     Column("actor", Text, nullable=False),
+    Column("origin", Text, nullable=False),
     Column("kind", Text, nullable=False),
     Column("tenant", Text),
     Column("subject", Text, nullable=False),

@@ -158,7 +158,7 @@ class _Inspection:
             self._add(f"entry {row.seq}: {problem}")
         self._keep_promise(entry, row.seq)
         if self._state is not None:
-            self._apply(self._state, Row(row.seq, row.at, row.actor, entry))
+            self._apply(self._state, Row(row.seq, row.at, row.actor, entry, row.origin))
 
     def _begin(self, first: int) -> None:
         """Begin at the first row, or at an image if the rows before it are gone."""

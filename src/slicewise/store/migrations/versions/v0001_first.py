@@ -20,6 +20,7 @@ def upgrade() -> None:
         sa.Column("at", sa.Double, nullable=False),
         sa.Column("epoch", number, nullable=False),
         sa.Column("actor", sa.Text, nullable=False),
+        sa.Column("origin", sa.Text, nullable=False),
         sa.Column("kind", sa.Text, nullable=False),
         sa.Column("tenant", sa.Text),
         sa.Column("subject", sa.Text, nullable=False),
