@@ -13,6 +13,7 @@ from typing import cast
 
 import msgspec
 
+from slicewise.control.actors import internal
 from slicewise.control.answers import Answer, said
 from slicewise.control.commands import Command, Create, Release
 from slicewise.control.entries import Cause
@@ -44,7 +45,7 @@ class _Idle:
         self._ended = msgspec.structs.replace(
             self._placed, ended=self._placed.placed, cause=Cause.RELEASED
         )
-        self._job = Job(Release(self._placed.id), "nobody")
+        self._job = Job(Release(self._placed.id), internal("bench"))
 
     @property
     def state(self) -> State:

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from slicewise.catalog import Catalog
+from slicewise.control.actors import internal
 from slicewise.control.answers import Answer
 from slicewise.control.commands import AddNode, Create, Release, SetTenant, Terms
 from slicewise.control.desk import Desk
@@ -49,7 +50,7 @@ def measure_writer(
     writer.start()
     geometry = record_of(Catalog.builtin().find(MODEL).require())
     for number in range(40):
-        writer.submit(Job(AddNode(f"node-{number}", geometry, NODE_GPUS), "bench"))
+        writer.submit(Job(AddNode(f"node-{number}", geometry, NODE_GPUS), internal("bench")))
     answers.begin(seconds)
     writer.stop()
     store.close()
@@ -71,7 +72,7 @@ class _Answers:
     def begin(self, seconds: float) -> None:
         """Let all clients begin, and wait until the time is over."""
         assert self.writer is not None
-        self.writer.submit(Job(SetTenant("acme", QuotaRecord(), new=True), "bench"))
+        self.writer.submit(Job(SetTenant("acme", QuotaRecord(), new=True), internal("bench")))
         self._counts = time.perf_counter() + WARM_UP_SECONDS
         self._stops = self._counts + seconds
         for _ in range(self._clients):
@@ -96,12 +97,12 @@ class _Answers:
     def _submit(self, answer: Answer | None) -> None:
         assert self.writer is not None
         if answer is not None and answer.status == 201:
-            self.writer.submit(Job(Release(answer.body[7:28].decode(), "acme"), "bench"))
+            self.writer.submit(Job(Release(answer.body[7:28].decode(), "acme"), internal("bench")))
             return
         number = next(self._keys)
         terms = Terms(Want(PROFILES[number % len(PROFILES)]))
         key = Key("acme", f"{self._run}-{number}")
-        self.writer.submit(Job(Create("acme", terms), "bench", key, "digest"))
+        self.writer.submit(Job(Create("acme", terms), internal("bench"), key, "digest"))
 
 
 class ProfiledWriter(Writer):

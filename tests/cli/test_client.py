@@ -447,7 +447,7 @@ def test_token_files_that_cannot_be_used(run: Run, tmp_path: Path) -> None:
         assert "token" in refused(run, "ls", "--token-file", str(file))
     file.write_text("sw_unknown\n")
     told = refused(run, "ls", "--token-file", str(file))
-    assert told.startswith("nobody knows this token; it may have been revoked (it came from ")
+    assert told.startswith("this token is not known; it may have been revoked (it came from ")
     assert str(file) in told
 
 

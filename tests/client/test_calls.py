@@ -246,7 +246,7 @@ def test_others_tokens(service: Running, make: Any, admin: Any) -> None:
         assert refused.value.status == 403
     with make(service.url, "sw_nobody") as nobody:
         for ask in (nobody.whoami, lambda: next(nobody.events())):
-            with pytest.raises(ApiError, match="nobody knows this token") as unknown:
+            with pytest.raises(ApiError, match="this token is not known") as unknown:
                 ask()
             assert unknown.value.status == 401
 

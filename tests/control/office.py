@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from slicewise import load_geometry
+from slicewise.control.actors import internal
 from slicewise.control.commands import (
     AddNode,
     Command,
@@ -51,7 +52,7 @@ class Office:
     def ask(self, command: Command) -> tuple[int, Any]:
         """One command, then whatever the queue makes of it."""
         self.desk.pass_time(self.now)
-        answer = self.desk.decide(command, "tester", self.now)
+        answer = self.desk.decide(command, internal("tester"), self.now)
         self.desk.serve_queue(self.now)
         self.rows += self.desk.take_rows()
         return answer.status, msgspec.json.decode(answer.body)

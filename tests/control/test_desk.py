@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tests.control.office import A30, A100, Office
 
+from slicewise.control.actors import internal
 from slicewise.control.commands import (
     AddNode,
     CarryOut,
@@ -294,9 +295,9 @@ def test_one_that_only_asked_does_not_cost_those_who_wait_their_turn() -> None:
     office.create("7g.80gb")
     _, waits = office.create("7g.80gb", wait=60)
     # Together in one batch: room appears, and somebody more urgent asks for more than there is.
-    office.desk.decide(Release(first["id"]), "tester", office.now)
+    office.desk.decide(Release(first["id"]), internal("tester"), office.now)
     urgent = Terms(Want(profile="7g.80gb"), count=2, priority=5)
-    assert office.desk.decide(Create("acme", urgent), "tester", office.now).status == 409
+    assert office.desk.decide(Create("acme", urgent), internal("tester"), office.now).status == 409
     office.desk.serve_queue(office.now)
     assert office.state.allocations[waits["id"]].state == "placed"
 

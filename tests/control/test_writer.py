@@ -13,6 +13,7 @@ import pytest
 from tests.control.office import A100
 
 from slicewise.control import writer as writer_module
+from slicewise.control.actors import internal
 from slicewise.control.commands import AddNode, Create, Release, SetTenant, Terms
 from slicewise.control.entries import QuotaRecord, Row, Seconds, Want
 from slicewise.control.image import Image, image_of
@@ -103,7 +104,7 @@ class Plant:
 
     def ask(self, command: Any, key: str | None = None, digest: str = "d") -> Told:
         """One command, and its answer."""
-        self.writer.submit(Job(command, "me", Key("acme", key) if key else None, digest))
+        self.writer.submit(Job(command, ME, Key("acme", key) if key else None, digest))
         while not (batch := self.next()).told:
             pass
         (told,) = batch.told
@@ -127,6 +128,7 @@ def plant(journal: Weak, monkeypatch: pytest.MonkeyPatch) -> Iterator[Plant]:
     plant.writer.stop()
 
 
+ME = internal("me")
 ONE = Create("acme", Terms(Want(profile="3g.40gb")))
 
 
@@ -148,7 +150,7 @@ def test_commands_that_come_meanwhile_share_a_commit(plant: Plant) -> None:
     plant.journal.hold.clear()
     before = plant.journal.appends
     for _ in range(9):
-        plant.writer.submit(Job(ONE, "me"))
+        plant.writer.submit(Job(ONE, ME))
     plant.journal.hold.set()
     told = 0
     while told < 9:
@@ -161,7 +163,7 @@ def test_a_batch_has_a_largest_size(journal: Weak) -> None:
     plant.ask(SetTenant("acme", QuotaRecord(), True))
     plant.journal.hold.clear()
     for _ in range(7):
-        plant.writer.submit(Job(ONE, "me"))
+        plant.writer.submit(Job(ONE, ME))
     plant.journal.hold.set()
     sizes: list[int] = []
     while sum(sizes) < 7:
@@ -193,7 +195,7 @@ def test_a_mistake_may_be_corrected_under_the_same_key(plant: Plant) -> None:
 def test_the_same_key_twice_in_one_batch(plant: Plant) -> None:
     plant.journal.hold.clear()
     for _ in range(3):
-        plant.writer.submit(Job(ONE, "me", Key("acme", "k"), "d"))
+        plant.writer.submit(Job(ONE, ME, Key("acme", "k"), "d"))
     plant.journal.hold.set()
     told: list[Told] = []
     while len(told) < 3:
@@ -216,7 +218,7 @@ def test_a_failed_commit_leaves_nothing(plant: Plant) -> None:
 
 def test_a_commit_that_only_looked_like_a_failure_is_found(plant: Plant) -> None:
     plant.journal.fail_after = 1
-    plant.writer.submit(Job(ONE, "me", Key("acme", "k"), "d"))
+    plant.writer.submit(Job(ONE, ME, Key("acme", "k"), "d"))
     assert plant.next().told[0].answer.status == 503
     caught_up = plant.next()
     assert (len(caught_up.rows), caught_up.told) == (1, [])
@@ -268,7 +270,7 @@ def test_time_alone_ends_leases(plant: Plant) -> None:
 def test_stopping_finishes_what_was_handed_in_and_keeps_an_image(plant: Plant) -> None:
     plant.journal.hold.clear()
     for _ in range(5):
-        plant.writer.submit(Job(ONE, "me"))
+        plant.writer.submit(Job(ONE, ME))
     stopper = threading.Thread(target=plant.writer.stop)
     stopper.start()
     plant.journal.hold.set()

@@ -15,6 +15,7 @@ import msgspec
 from tests.e2e.record import Call, Kind
 
 from slicewise import load_geometry
+from slicewise.control.actors import internal
 from slicewise.control.answers import Answer
 from slicewise.control.commands import (
     AddNode,
@@ -139,7 +140,7 @@ class _Clerk:
         call = self._owners.get(head.seq)
         command = self._made_again(head, call)
         self._ids = iter(_ids(rest))
-        answer = self._desk.decide(command, head.actor, head.at)
+        answer = self._desk.decide(command, internal(head.actor, head.origin), head.at)
         after = self._compare(rest)
         if len(after) == len(rest):
             raise _DifferentError(

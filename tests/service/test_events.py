@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.service.house import House
 
+from slicewise.control.actors import internal
 from slicewise.control.ports import StoreError
 from slicewise.service import events, replica
 
@@ -48,7 +49,7 @@ def test_news_comes_as_it_happens(busy: House) -> None:
             assert not waiting.done()
             from slicewise.control.commands import Cordon
 
-            await busy.service.plant.ask(Cordon("n1"), "tester")
+            await busy.service.plant.ask(Cordon("n1"), internal("tester"))
             event = await waiting
             assert int(event["id"]) == before + 1
             return [event["event"], event["data"]["subject"]]
@@ -122,8 +123,8 @@ def test_what_concerns_others_does_not_silence_a_stream(
             from slicewise.control.commands import Cordon, Uncordon
 
             while True:
-                await busy.service.plant.ask(Cordon("n1"), "tester")
-                await busy.service.plant.ask(Uncordon("n1"), "tester")
+                await busy.service.plant.ask(Cordon("n1"), internal("tester"))
+                await busy.service.plant.ask(Uncordon("n1"), internal("tester"))
 
         async with busy.stream("/v1/events", token=token) as reader:
             await reader.block()
@@ -146,8 +147,8 @@ def test_a_slow_reader_misses_nothing(busy: House) -> None:
             for _ in range(10):
                 from slicewise.control.commands import Cordon, Uncordon
 
-                await busy.service.plant.ask(Cordon("n1"), "tester")
-                await busy.service.plant.ask(Uncordon("n1"), "tester")
+                await busy.service.plant.ask(Cordon("n1"), internal("tester"))
+                await busy.service.plant.ask(Uncordon("n1"), internal("tester"))
             reader.paused.set()
             return [int((await reader.event())["id"]) for _ in range(20)]
 
@@ -163,7 +164,7 @@ def test_a_stream_ends_with_its_token(busy: House) -> None:
             await reader.block()
             from slicewise.control.commands import RevokeToken
 
-            await busy.service.plant.ask(RevokeToken(identity), "tester")
+            await busy.service.plant.ask(RevokeToken(identity), internal("tester"))
             while not reader.ended:
                 await asyncio.sleep(0.001)
             return reader.ended

@@ -28,6 +28,7 @@ from tests.service.test_agents import Agent
 from tests.service.test_openapi import CHECKS
 
 from slicewise.cli.main import exit_status
+from slicewise.control.actors import internal
 from slicewise.control.answers import RefusedError
 from slicewise.control.entries import Part
 from slicewise.control.hardware import Phase as InstancePhase
@@ -620,7 +621,7 @@ def test_two_who_ask_at_once_get_the_same(cluster: Cluster) -> None:
     site, binder = cluster.service.site, cluster.extender.binder
 
     async def both() -> list[str]:
-        mine = ("t", "team", "p", "uid-team-p", "n1")
+        mine = (internal("t"), "team", "p", "uid-team-p", "n1")
         return list(await asyncio.gather(binder.bind(site, *mine), binder.bind(site, *mine)))
 
     assert cluster.run(both()) == ["", ""]
@@ -652,7 +653,9 @@ def test_a_pod_learns_its_devices(cluster: Cluster) -> None:
     agent.hello()
     pod = cluster.pods.add(h200_pod("p"))
     binding = cluster.loop.create_task(
-        cluster.extender.binder.bind(cluster.service.site, "t", "team", "p", "uid-team-p", "gpu-07")
+        cluster.extender.binder.bind(
+            cluster.service.site, internal("t"), "team", "p", "uid-team-p", "gpu-07"
+        )
     )
     cluster.wait_for(lambda: cluster.service.site.state.allocations)
     told = agent.desired()
@@ -692,7 +695,9 @@ def test_instances_that_cannot_be_made_are_told(cluster: Cluster) -> None:
     agent.hello()
     cluster.pods.add(h200_pod("p"))
     binding = cluster.loop.create_task(
-        cluster.extender.binder.bind(cluster.service.site, "t", "team", "p", "uid-team-p", "gpu-07")
+        cluster.extender.binder.bind(
+            cluster.service.site, internal("t"), "team", "p", "uid-team-p", "gpu-07"
+        )
     )
     cluster.wait_for(lambda: cluster.service.site.state.allocations)
     (one, _) = agent.desired()

@@ -14,6 +14,7 @@ import httpx
 import pytest
 from tests.service.house import Clock, House
 
+from slicewise.control.actors import internal
 from slicewise.control.commands import Command, Cordon
 from slicewise.control.entries import Row, TurnTaken
 from slicewise.control.memory import MemoryStore
@@ -61,7 +62,7 @@ def test_whoever_was_told_is_let_go_of(house: House) -> None:
 
 async def ask(house: House, command: Command) -> Told:
     """Hand in a command, as handlers do."""
-    return await house.service.plant.ask(command, "somebody")
+    return await house.service.plant.ask(command, internal("somebody"))
 
 
 def restarted(house: House) -> House:
@@ -304,7 +305,7 @@ def test_a_writer_that_does_not_answer(busy: House, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(plant.writer, "submit", lambda job: None)
 
     async def ask() -> int:
-        waiting = plant.ask(Cordon("n1"), "tester")
+        waiting = plant.ask(Cordon("n1"), internal("tester"))
         plant.give_up_on_old()
         assert not waiting.done()
         busy.ticks += 61
@@ -322,7 +323,7 @@ def test_a_journal_that_cannot_be_followed_ends_the_process(
     monkeypatch.setattr(plant.writer, "submit", lambda job: None)
 
     async def jump() -> int:
-        waiting = plant.ask(Cordon("n1"), "tester")
+        waiting = plant.ask(Cordon("n1"), internal("tester"))
         plant._take([Row(plant.replica.seq + 5, 0, "x", TurnTaken(0))])
         await house.service.failed.wait()
         return (await waiting).answer.status

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from tests.service.house import Clock
 
+from slicewise.control.actors import internal
 from slicewise.control.memory import MemoryStore
 from slicewise.core.errors import SlicewiseError
 from slicewise.service import protocol
@@ -244,7 +245,9 @@ def test_those_who_do_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         while visitor.service.site.streams.open:
             for _ in range(100):
                 number += 1
-                await plant.ask(SetTenant(f"t{number}", QuotaRecord(), new=True), "x" * 1000)
+                await plant.ask(
+                    SetTenant(f"t{number}", QuotaRecord(), new=True), internal("x" * 1000)
+                )
             await asyncio.sleep(0.01)
 
     visited(tmp_path, visit)

@@ -7,6 +7,7 @@ when a commit fails the desk and its state are thrown away and built anew from t
 
 from __future__ import annotations
 
+from slicewise.control.actors import Actor, check, internal
 from slicewise.control.agents import Agents
 from slicewise.control.answers import Answer, RefusedError
 from slicewise.control.commands import (
@@ -45,6 +46,8 @@ from slicewise.control.state import State
 QUEUED_PER_TENANT = 1000
 """How many requests of one tenant may wait in the queue, unless told otherwise."""
 
+CLOCK, QUEUE = internal("clock"), internal("queue")
+
 
 class Desk:
     """Decides on one state."""
@@ -69,17 +72,23 @@ class Desk:
         """Hand out the rows that are to be committed together."""
         return self._ledger.take_rows()
 
-    def decide(self, command: Command, actor: str, now: Seconds) -> Answer:
+    def decide(self, command: Command, actor: Actor, now: Seconds) -> Answer:
         """Carry out a command, or say why not."""
         self._ledger.open(actor, now)
         try:
+            self.check(actor, now)
             return self._decide(command)
         except RefusedError as refusal:
             return refusal.answer()
 
+    def check(self, actor: Actor, now: Seconds) -> None:
+        """Refuse an actor whose token is not valid any more, as this state has it."""
+        if actor.token is not None:
+            check(self.state.tokens, actor.token, now)
+
     def pass_time(self, now: Seconds) -> None:
         """End what is over: leases, and waits that were long enough."""
-        self._ledger.open("clock", now)
+        self._ledger.open(CLOCK, now)
         state = self.state
         for allocation in state.leases_over(now):
             self._placing.end(allocation, Cause.LEASE)
@@ -90,7 +99,7 @@ class Desk:
     def serve_queue(self, now: Seconds) -> None:
         """Place those who wait, if room has appeared since this was last done."""
         if self._ledger.room_appeared and len(self.state.waiting):
-            self._ledger.open("queue", now)
+            self._ledger.open(QUEUE, now)
             self._placing.serve()
         self._ledger.room_appeared = False
 

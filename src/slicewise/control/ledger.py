@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from slicewise.control.actors import Actor, internal
 from slicewise.control.answers import RefusedError
 from slicewise.control.entries import AnyEntry, NodePhase, NodeTurned, Row, Seconds
 from slicewise.control.state import NodeStanding, State, TenantStanding
@@ -22,17 +23,17 @@ class Ledger:
         self.rows: list[Row] = []
         """What was decided since the rows were last taken."""
         self.now: Seconds = 0
-        self.actor = ""
+        self.actor: Actor = internal("")
         self.room_appeared = False
         """Whether something ended, or joined, since the queue was last served."""
 
-    def open(self, actor: str, now: Seconds) -> None:
+    def open(self, actor: Actor, now: Seconds) -> None:
         """Whatever is entered next is this actor's doing, at this moment."""
         self.actor, self.now = actor, now
 
     def enter(self, entry: AnyEntry, in_place: tuple[Instance, ...] | None = None) -> None:
         """Write an entry; ``in_place`` are its instances, where they have been placed."""
-        row = Row(self.state.seq + 1, self.now, self.actor, entry)
+        row = Row(self.state.seq + 1, self.now, self.actor.name, entry, self.actor.origin)
         self.state.apply(row, in_place)
         self.rows.append(row)
 

@@ -171,6 +171,8 @@ class State:
         self._forget(self.tokens[entry.token])
 
     def _forget(self, token: TokenIssued) -> None:
+        if token.node in self.nodes:
+            self.stirred.add(token.node)  # its agent may wait for news, and must not any more
         del self.tokens[token.token]
         del self.tokens_by_digest[token.digest]
 

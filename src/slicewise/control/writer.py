@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from slicewise.control import lives
+from slicewise.control.actors import Actor
 from slicewise.control.answers import Answer, RefusedError
 from slicewise.control.commands import Command
 from slicewise.control.desk import QUEUED_PER_TENANT, Desk
@@ -50,7 +51,7 @@ class Job(msgspec.Struct):
     """A command on its way through the writer."""
 
     command: Command
-    actor: str
+    actor: Actor
     key: Key | None = None
     """An idempotency key, and the digest of the request it stands for."""
     digest: str = ""
@@ -288,10 +289,8 @@ class Writer:
                 if key is not None and answer.status in _KEPT:
                     kept[key] = fresh[key] = Kept(job.digest, answer)
                 tell(Told(job, answer))
-            elif known.digest == job.digest:
-                tell(Told(job, known.answer, replayed=True))
             else:
-                tell(Told(job, _KEY_REUSED))
+                tell(_replay(desk, job, known, now))
         desk.serve_queue(now)
         batch.rows = desk.take_rows()
         batch.decide_seconds = self._timer() - begun
@@ -328,6 +327,17 @@ def load(journal: Journal, state: State, image: Image | None = None) -> State:
     for row in rows_after(journal, state.seq):
         state.apply(row)
     return state
+
+
+def _replay(desk: Desk, job: Job, known: Kept, now: Seconds) -> Told:
+    """The answer that was given before, for a caller who may still ask for it."""
+    try:
+        desk.check(job.actor, now)
+    except RefusedError as refusal:
+        return Told(job, refusal.answer())
+    if known.digest != job.digest:
+        return Told(job, _KEY_REUSED)
+    return Told(job, known.answer, replayed=True)
 
 
 def _not_available(why: str) -> Answer:

@@ -83,20 +83,25 @@ def _check_geometry(record: GeometryRecord, catalog: GeometryRecord | None) -> N
 
 
 async def desired(site: Site, request: Request) -> Reply:
-    """All that should be on the node: at once if that has changed, or when it does."""
+    """All that should be on the node: at once if that has changed, or when it does.
+
+    A poll ends with the token it was begun with: the service wakes it when that is revoked, and it
+    waits no longer than until the token expires.
+    """
     query = request.query(DesiredQuery)
     plant, contacts, name = site.plant, site.contacts, _node(request)
     _insist_on_leading(site)
     node, _ = checked_session(site.state.nodes, name, query.session)
     contacts.touch(name)
     if UNKNOWN in node.holds:
-        await plant.ask(Heard(name), request.caller.id)
+        await plant.ask(Heard(name), request.caller.actor)
     until = asyncio.get_running_loop().time() + query.wait
     waited = False
     with contacts.poll(name) as news:
         while True:
             _insist_on_leading(site)
-            state = site.state
+            state, now = site.state, plant.clock()
+            token = request.caller.check(state, now)
             node, agent = checked_session(state.nodes, name, query.session)
             known = 0 < query.after <= state.seq and node.desired <= query.after
             left = until - asyncio.get_running_loop().time()
@@ -106,6 +111,8 @@ async def desired(site: Site, request: Request) -> Reply:
                 return answer
             news.clear()
             waited = True
+            if token.expires is not None:
+                left = min(left, token.expires - now)
             await _wait(request, news, left)
 
 

@@ -78,6 +78,7 @@ async def release(site: Site, request: Request) -> Reply:
     elif not site.plant.leads:
         raise site.plant.elsewhere()
     record = await _find(site, request, identity)
+    site.check(caller)
     return reply(said(200, allocation_view(site.state, record)))
 
 

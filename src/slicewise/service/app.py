@@ -91,7 +91,11 @@ class App:
                 raise RefusedError(403, f"a token of role {caller.role} may not do this")
             if route.query is None and request.scope["query_string"]:
                 raise RefusedError(400, "this takes no parameters behind a question mark")
-        return await route.handler(self.site, request)
+        answer = await route.handler(self.site, request)
+        if route.roles is not None and not route.writes:
+            # The body may have taken its time. What is written was checked as it was decided.
+            self.site.check(request.caller)
+        return answer
 
     def _note(self, route: Route | None, request: Request, answer: Reply, begun: float) -> None:
         name = "unknown" if route is None else route.path

@@ -6,6 +6,15 @@ import hashlib
 import secrets
 from dataclasses import dataclass
 
+from slicewise.control.actors import (
+    Actor,
+    UnauthenticatedError,
+    bearer,
+    check,
+    expired,
+    internal,
+    unknown_token,
+)
 from slicewise.control.answers import RefusedError
 from slicewise.control.entries import Role, Seconds, TokenIssued
 from slicewise.control.state import State
@@ -24,9 +33,24 @@ WATCHERS = STAFF | {Role.READ_ONLY}
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The bearer of a token."""
+    """The bearer of a token, or of a certificate that stands for one."""
 
     token: TokenIssued
+    origin: str = ""
+    """The network address from which they ask."""
+    certified: bool = False
+    """Whether a certificate says who they are: then there is no token that could be revoked."""
+
+    @property
+    def actor(self) -> Actor:
+        """Who has it decided when they have something changed."""
+        if self.certified:
+            return internal(self.token.token, self.origin)
+        return bearer(self.token, self.origin)
+
+    def check(self, state: State, now: Seconds) -> TokenIssued:
+        """The token as it stands now; refused unless it is still valid."""
+        return self.token if self.certified else check(state.tokens, self.token, now)
 
     @property
     def id(self) -> str:
@@ -75,11 +99,11 @@ PEER = "slicewise.peer"
 """Where a request's scope has the name in the client's certificate."""
 
 
-def certified(peer: object, name: str) -> Caller | None:
-    """Whoever showed a certificate in this name; they may do what operators do."""
+def certified(peer: object, name: str, origin: str = "") -> Caller | None:
+    """A client that showed a certificate in this name; it may do what operators do."""
     if peer is None or peer != name:
         return None
-    return Caller(TokenIssued("extender", "", Role.OPERATOR, note=name))
+    return Caller(TokenIssued("extender", "", Role.OPERATOR, note=name), origin, certified=True)
 
 
 def digest_of(secret: str) -> str:
@@ -92,24 +116,23 @@ def new_secret() -> str:
     return f"sw_{secrets.token_urlsafe(32)}"
 
 
-def unknown_token() -> RefusedError:
-    """What is said to whoever bears no token that is one now."""
-    return RefusedError(401, "nobody knows this token; it may have been revoked")
-
-
-def authenticate(state: State, header: bytes | None, now: Seconds) -> Caller:
-    """Whoever bears the token in an Authorization header; refused unless it is a valid one.
+def authenticate(state: State, header: bytes | None, now: Seconds, origin: str = "") -> Caller:
+    """The bearer of the token in an Authorization header; refused unless it is a valid one.
 
     A secret is never compared, only the digest of it is looked up, so that the time this takes
     tells nothing about secrets.
     """
     if header is None:
-        raise RefusedError(401, "this needs a token: send Authorization: Bearer TOKEN")
+        raise UnauthenticatedError(
+            "missing", "this needs a token: send Authorization: Bearer TOKEN"
+        )
     if header[:7].lower() != b"bearer ":
-        raise RefusedError(401, "the Authorization header must be Bearer and a token")
+        raise UnauthenticatedError(
+            "malformed", "the Authorization header must be Bearer and a token"
+        )
     token = state.tokens_by_digest.get(hashlib.sha256(header[7:].strip()).hexdigest())
     if token is None:
         raise unknown_token()
-    if token.expires is not None and token.expires <= now:
-        raise RefusedError(401, "this token has expired")
-    return Caller(token)
+    if expired(token, now):
+        raise UnauthenticatedError("expired", "this token has expired")
+    return Caller(token, origin)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from slicewise.control.actors import Actor, internal
 from slicewise.control.answers import RefusedError
 from slicewise.control.commands import CreateOn, Release, SetTenant, Terms
 from slicewise.control.entries import AllocationRecord, Cause, QuotaRecord, Seconds
@@ -28,6 +29,9 @@ from slicewise.service.pod_wants import notes_for, wants_of
 from slicewise.service.site import Site
 
 log = logger()
+
+ACTOR = internal("extender")
+"""Gives back what was placed for a pod, whatever became of the token of the one who asked."""
 
 POD, NAMESPACE, UID = "k8s/pod", "k8s/namespace", "k8s/uid"
 """The labels of an allocation that a pod has."""
@@ -92,7 +96,7 @@ class Binder:
         """The pods that are known to be bound to where their instances are."""
 
     async def bind(
-        self, site: Site, actor: str, namespace: str, name: str, uid: str, node: str
+        self, site: Site, actor: Actor, namespace: str, name: str, uid: str, node: str
     ) -> str:
         """Place what a pod asks for on a node, and bind it; returns what went wrong, if so."""
         async with self.alone(uid):
@@ -120,7 +124,7 @@ class Binder:
             if not self.busy[uid]:
                 del self.busy[uid], self._locks[uid]
 
-    async def _bind(self, site: Site, actor: str, pod: Pod, node: str) -> str:
+    async def _bind(self, site: Site, actor: Actor, pod: Pod, node: str) -> str:
         state = site.state
         namespace = pod.metadata.namespace
         wants = wants_of(pod, state.geometries.values())
@@ -155,7 +159,7 @@ class Binder:
             notes = notes_for(pod, ids, parts, state.geometries.values())
             await site.plant.in_thread(self._pods.bind, pod, node, notes)
         except (RefusedError, PodsError) as error:
-            problem = await self.give_back(site, actor, pod, ids, node)
+            problem = await self.give_back(site, ACTOR, pod, ids, node)
             if problem == "":  # it is bound, whatever the answer was
                 return ""
             return str(error) if problem is None else f"{error}; {problem}"
@@ -168,7 +172,7 @@ class Binder:
             raise PodsError(f"pod {pod} is gone")
         return now
 
-    async def _ensure_tenant(self, site: Site, actor: str, namespace: str) -> None:
+    async def _ensure_tenant(self, site: Site, actor: Actor, namespace: str) -> None:
         if namespace in site.state.tenants:
             return
         if not site.settings.extender_creates_tenants:
@@ -199,7 +203,7 @@ class Binder:
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def give_back(
-        self, site: Site, actor: str, pod: Pod, ids: list[str] | tuple[str, ...], node: str
+        self, site: Site, actor: Actor, pod: Pod, ids: list[str] | tuple[str, ...], node: str
     ) -> str | None:
         """End a pod's allocations unless it is bound to their node.
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from slicewise.control.actors import internal
 from slicewise.control.agent_wire import ReportBody
 from slicewise.control.agents import UNKNOWN
 from slicewise.control.answers import RefusedError
@@ -18,7 +19,7 @@ from slicewise.control.commands import Heard, Lost
 from slicewise.control.entries import Seconds
 from slicewise.service.plant import Plant
 
-ACTOR = "service"
+ACTOR = internal("service")
 
 
 class GpuFigures(NamedTuple):

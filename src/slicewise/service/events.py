@@ -88,7 +88,12 @@ async def _follow(
     time = asyncio.get_running_loop().time
     yield b"retry: 2000\nid: %d\n\n" % after  # from here on, even if nothing concerns the reader
     silent_until = time() + HEARTBEAT_SECONDS
-    while not (gone.is_set() or plant.stopping) and _valid(site, caller):
+    while not (gone.is_set() or plant.stopping):
+        now = plant.clock()
+        try:
+            token = caller.check(site.state, now)
+        except RefusedError:
+            return
         rows = replica.since(after, _AT_A_TIME)
         if rows is None:
             try:
@@ -100,20 +105,14 @@ async def _follow(
             after = rows[-1].seq
             chunk = b"".join(_event(site, caller, row) for row in rows if _sees(caller, row))
         else:
-            await replica.news(silent_until - time())
+            left = silent_until - time()
+            await replica.news(left if token.expires is None else min(left, token.expires - now))
         if not chunk and time() >= silent_until:
             # Keeps the connection open, and the place of those whom nothing concerned.
             chunk = b": nothing new\nid: %d\n\n" % after
         if chunk:
             yield chunk
             silent_until = time() + HEARTBEAT_SECONDS
-
-
-def _valid(site: Site, caller: Caller) -> bool:
-    """Whether the token with which a stream was opened is still one."""
-    token = caller.token
-    expired = token.expires is not None and token.expires <= site.plant.clock()
-    return token.token in site.state.tokens and not expired
 
 
 def _sees(caller: Caller, row: Row) -> bool:

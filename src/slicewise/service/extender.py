@@ -167,9 +167,10 @@ class Extender:
     async def bind(self, site: Site, request: Request) -> Reply:
         """Place what a pod asks for on a node, durably, then bind the pod; again is the same."""
         args = await request.body(ExtenderBindingArgs)
+        site.check(request.caller)
         self.keeper.forget(args.pod_uid)
         error = await self.binder.bind(
-            site, request.caller.id, args.pod_namespace, args.pod_name, args.pod_uid, args.node
+            site, request.caller.actor, args.pod_namespace, args.pod_name, args.pod_uid, args.node
         )
         return _said(ExtenderBindingResult(error=error))
 

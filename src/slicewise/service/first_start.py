@@ -7,6 +7,7 @@ import os
 import secrets
 from pathlib import Path
 
+from slicewise.control.actors import expired, internal
 from slicewise.control.answers import RefusedError
 from slicewise.control.commands import Command, IssueToken, SetTenant
 from slicewise.control.entries import QuotaRecord, Role
@@ -18,7 +19,7 @@ from slicewise.service.logs import logger
 from slicewise.service.plant import Plant
 
 TOKEN_FILE = "admin-token"
-ACTOR = "service"
+ACTOR = internal("service")
 _RETRY_SECONDS = 1.0
 
 log = logger()
@@ -50,7 +51,9 @@ async def furnish(plant: Plant, folder: Path | None) -> None:
 
 async def _insist(plant: Plant, command: Command) -> None:
     """Have a command carried out, however long the database takes to come back."""
-    key = Key(ACTOR, secrets.token_hex())  # so that a commit that only seemed to fail counts once
+    key = Key(
+        ACTOR.name, secrets.token_hex()
+    )  # so that a commit that only seemed to fail counts once
     while True:
         try:
             if (await plant.ask(command, ACTOR, key)).answer.status != 503:
@@ -69,8 +72,7 @@ def _is_valid(path: Path, state: State, now: float) -> bool:
     except OSError as error:
         raise SlicewiseError(f"{path}: cannot be read: {error.strerror or error}") from None
     token = state.tokens_by_digest.get(digest)
-    expired = token is not None and token.expires is not None and token.expires <= now
-    return token is not None and token.role is Role.ADMIN and not expired
+    return token is not None and token.role is Role.ADMIN and not expired(token, now)
 
 
 def write_secret(path: Path, secret: str) -> None:

@@ -30,6 +30,7 @@ _WHERE = re.compile(r" - at `(?:key` in `)?\$\.?(?P<field>[^`]*)`$")
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _PRINTABLE = re.compile(rb"[!-~](?:[ -~]{0,126}[!-~])?")
 _MAX_PARAMETERS = 32
+_CHALLENGE = (b"www-authenticate", b'Bearer realm="slicewise"')
 _NOT_KEPT = (b"cache-control", b"no-store")
 """What the API answers is true now, and not to be kept by whoever is in between."""
 
@@ -284,14 +285,14 @@ class Stream(Reply):
 def reply(answer: Answer, *headers: tuple[bytes, bytes]) -> Reply:
     """An answer, sent back."""
     status, body = answer
+    if status == 401:
+        headers = (*headers, _CHALLENGE)
     return Reply(status, body, list(headers), JSON if status < 400 else PROBLEM)
 
 
 def problem(refusal: RefusedError) -> Reply:
     """A refusal, sent back with the headers that belong to it."""
     headers: list[tuple[bytes, bytes]] = []
-    if refusal.status == 401:
-        headers.append((b"www-authenticate", b'Bearer realm="slicewise"'))
     if refusal.retry_after is not None:
         headers.append((b"retry-after", b"%d" % max(1, ceil(refusal.retry_after - 1e-6))))
     return reply(refusal.answer(), *headers)

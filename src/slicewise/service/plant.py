@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future as ThreadFuture
 from typing import TypeVar
 
+from slicewise.control.actors import Actor
 from slicewise.control.answers import RefusedError
 from slicewise.control.commands import Command
 from slicewise.control.entries import Row, Seconds
@@ -154,7 +155,7 @@ class Plant:
         return self.writer is not None and not self.writer.fenced
 
     def ask(
-        self, command: Command, actor: str, key: Key | None = None, digest: str = ""
+        self, command: Command, actor: Actor, key: Key | None = None, digest: str = ""
     ) -> asyncio.Future[Told]:
         """Hand in a command; refused where this process does not lead."""
         writer = self.writer

@@ -23,13 +23,12 @@ from slicewise.control.pods import (
     PodsError,
     PodsUnknown,
 )
-from slicewise.service.binding import Binder, Held, everything_held
+from slicewise.service.binding import ACTOR, Binder, Held, everything_held
 from slicewise.service.logs import logger
 from slicewise.service.site import Site
 
 log = logger()
 
-ACTOR = "extender"
 ROOM = "slicewise.dev/room"
 """What a pod is annotated with when there may be room for it, so that its scheduler tries again."""
 _TICK_SECONDS = 0.5

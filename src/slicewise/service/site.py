@@ -14,7 +14,7 @@ from slicewise.control.state import State
 from slicewise.engine.explain import Explainer
 from slicewise.policies.base import Policy
 from slicewise.policies.registry import policy
-from slicewise.service.auth import unknown_token
+from slicewise.service.auth import Caller
 from slicewise.service.capacity import Capacity
 from slicewise.service.contacts import Contacts
 from slicewise.service.history import History
@@ -93,13 +93,14 @@ class Site:
             key = Key(owner, text)
             whole = f"{request.method} {request.path}\n".encode() + request.raw
             digest = hashlib.sha256(whole).hexdigest()
-        if caller.tenant is not None and caller.id not in self.state.tokens:
-            # The tenant left while the request was read, and another may have its name by now.
-            raise unknown_token()
-        told = await self.plant.ask(command, caller.id, key, digest)
+        told = await self.plant.ask(command, caller.actor, key, digest)
         if told.replayed:
             return reply(told.answer, REPLAYED)
         return reply(told.answer, _AGAIN) if told.answer.status == 503 else reply(told.answer)
+
+    def check(self, caller: Caller) -> None:
+        """Refuse a caller whose token has been revoked or has expired since the request began."""
+        caller.check(self.state, self.plant.clock())
 
     async def _owner(self, acts_for: str, tenant: str) -> str:
         """Whose keys those are; a tenant whose name was another's before has keys of its own."""

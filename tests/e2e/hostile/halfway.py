@@ -1,0 +1,53 @@
+"""A request on a plain socket that stops halfway: its head and the beginning of its body are sent,
+then the test does something else, and the rest follows."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+from tests.e2e.server import PATIENCE_SECONDS, Server
+
+Answer = tuple[int, dict[str, str], Any]
+
+
+class Halfway:
+    """One request on a connection of its own."""
+
+    def __init__(
+        self,
+        server: Server,
+        method: str,
+        path: str,
+        token: str,
+        body: object = None,
+        headers: dict[str, str] | None = None,
+        patience: float = PATIENCE_SECONDS,
+    ) -> None:
+        content = b"" if body is None else json.dumps(body).encode()
+        lines = [
+            f"{method} {path} HTTP/1.1",
+            "host: service",
+            "connection: close",
+            f"authorization: Bearer {token}",
+            *(f"{name}: {value}" for name, value in (headers or {}).items()),
+        ]
+        if body is not None:
+            lines += ["content-type: application/json", f"content-length: {len(content)}"]
+        half = len(content) // 2
+        self._rest = content[half:]
+        self._socket = socket.create_connection(server.address, timeout=patience)
+        self._socket.sendall("\r\n".join([*lines, "", ""]).encode() + content[:half])
+
+    def finish(self) -> Answer:
+        """Send the rest, and read the answer: its status, headers and JSON."""
+        with self._socket:
+            self._socket.sendall(self._rest)
+            data = b""
+            while piece := self._socket.recv(65536):
+                data += piece
+        head, _, content = data.partition(b"\r\n\r\n")
+        first, *lines = head.decode().split("\r\n")
+        headers = dict(line.lower().split(": ", 1) for line in lines)
+        return int(first.split()[1]), headers, json.loads(content) if content else None
