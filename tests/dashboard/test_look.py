@@ -223,8 +223,8 @@ def test_ten_thousand_gpus_are_drawn_smoothly(
             body = {"name": f"row-{number:02}", "model": "A100-80GB", "gpus": 1000}
             asked(server, "POST", "/v1/nodes", body)
         profiles = ["1g.10gb", "2g.20gb", "3g.40gb", "4g.40gb"]
-        for _ in range(45):
-            batch = [{"profile": rng.choice(profiles), "count": 4} for _ in range(100)]
+        for _ in range(90):
+            batch = [{"profile": rng.choice(profiles), "count": 4} for _ in range(50)]
             asked(server, "POST", "/v1/allocations/batch", {"allocations": batch})
         visitor = visit(server)
         page = visitor.sign_in(server.admin_token)

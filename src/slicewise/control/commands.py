@@ -237,3 +237,14 @@ Command = (
     | Adopt
     | Evict
 )
+
+
+def work_of(command: Command) -> int:
+    """How much work a command is to decide, in instances to place; anything else counts as one."""
+    match command:
+        case Create(_, terms):
+            return terms.count
+        case CreateAll(_, every) | CreateOn(_, _, every):
+            return sum(terms.count for terms in every)
+        case _:
+            return 1

@@ -19,6 +19,8 @@ MAX_COUNT = 64
 """Instances one allocation may have."""
 MAX_BATCH = 100
 """Allocations created by one request."""
+MAX_BATCH_INSTANCES = 256
+"""Instances that all of them may have together: they are decided in one go."""
 MAX_PAGE = 1000
 MAX_GPUS = 1024
 """GPUs of one node."""

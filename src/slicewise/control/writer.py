@@ -11,8 +11,7 @@ starting.
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -20,17 +19,19 @@ import msgspec
 from slicewise.control import lives
 from slicewise.control.actors import Actor
 from slicewise.control.answers import Answer, RefusedError
-from slicewise.control.commands import Command
+from slicewise.control.commands import Command, work_of
 from slicewise.control.desk import QUEUED_PER_TENANT, Desk
 from slicewise.control.entries import Row, Seconds
+from slicewise.control.fair_queue import FairQueue
 from slicewise.control.image import Image, image_of, restore
 from slicewise.control.ledger import NewId
 from slicewise.control.placing import OnPolicyError
 from slicewise.control.ports import Clock, FencedError, Journal, Kept, Key, StoreError, rows_after
 from slicewise.control.state import State
 
-MAX_BATCH = 512
-"""Commands that share a commit."""
+MAX_BATCH = 64
+"""Work that shares a commit, in commands of one instance each: what arrives during it waits for
+all of it, whoever sent it, and the event loop stands still while it is decided."""
 ROWS_BETWEEN_IMAGES = 100_000
 RETRY_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
 """How long to wait before trying the journal again; the last one goes on."""
@@ -58,6 +59,8 @@ class Job(msgspec.Struct):
     arrived: float = 0
     """When it was handed in, and whom to tell; the writer looks at neither."""
     tell: object = None
+    share: Hashable = None
+    """With whom it shares its turns: a batch takes one job of each share after another."""
 
 
 class Told(msgspec.Struct, frozen=True):
@@ -116,7 +119,7 @@ class Writer:
         """Told, in the writer's thread, what went wrong and keeps nobody from anything."""
         self._queued_per_tenant = queued_per_tenant
         self._on_policy_error = on_policy_error
-        self._jobs: deque[Job] = deque()
+        self._jobs: FairQueue[Job] = FairQueue()
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
         self._sleeps = False
@@ -140,7 +143,7 @@ class Writer:
         """Hand in a job; its answer comes by way of ``deliver``."""
         with self._lock:
             if not self._stopping:
-                self._jobs.append(job)
+                self._jobs.append(job.share, job)
                 if self._sleeps:
                     self._wake.notify()
                 return
@@ -223,12 +226,21 @@ class Writer:
                     default=None,
                 )
                 if self._jobs or self._stopping or (due is not None and due <= now):
-                    count = min(len(self._jobs), self._max_batch)
-                    return [self._jobs.popleft() for _ in range(count)], now
+                    return self._batch(), now
                 # A clock may jump, so no wait is longer than a minute.
                 self._sleeps = True
                 self._wake.wait(60 if due is None else min(60.0, due - now + 0.001))
                 self._sleeps = False
+
+    def _batch(self) -> list[Job]:
+        """The jobs of the next batch, in turns between shares."""
+        jobs = []
+        room = self._max_batch
+        while self._jobs and room > 0:
+            job = self._jobs.popleft()
+            jobs.append(job)
+            room -= work_of(job.command)
+        return jobs
 
     def _round(self, desk: Desk, jobs: list[Job], now: Seconds) -> None:
         """Decide, commit, tell."""
@@ -307,8 +319,7 @@ class Writer:
 
     def _turn_away(self, why: str) -> None:
         with self._wake:
-            jobs = list(self._jobs)
-            self._jobs.clear()
+            jobs = [self._jobs.popleft() for _ in range(len(self._jobs))]
         self._tell(jobs, why)
 
     def _tell(self, jobs: list[Job], why: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
 from typing import Annotated
 
@@ -91,8 +90,6 @@ class Comparisons:
 
     def __init__(self) -> None:
         self._kept: OrderedDict[Terms, Duel] = OrderedDict()
-        self._lock = asyncio.Lock()
-        """Held by whoever computes: one at a time, so that nobody is crowded out."""
 
     async def compare(self, site: Site, request: Request) -> Reply:
         """Two policies on the same arrivals, step by step, on clusters that do not exist."""
@@ -110,7 +107,7 @@ class Comparisons:
             duel = self.run(terms)
             return duel, list(duel.steps(query.begin, query.begin + query.steps))
 
-        async with self._lock:
+        async with site.computing.hold(request.share):
             try:
                 duel, steps = await site.plant.in_thread(work)
             except SlicewiseError as error:

@@ -7,7 +7,7 @@ from slicewise.control.commands import Create, CreateAll, Release, Terms
 from slicewise.control.entries import AllocationRecord, Ended, Want
 from slicewise.control.lives import since
 from slicewise.control.views import allocation_view
-from slicewise.control.wire import AllocationBody, BatchBody
+from slicewise.control.wire import MAX_BATCH_INSTANCES, AllocationBody, BatchBody
 from slicewise.core.errors import UnknownNameError
 from slicewise.service.http import Reply, Request, reply
 from slicewise.service.site import Site
@@ -26,6 +26,10 @@ async def create_batch(site: Site, request: Request) -> Reply:
     tenants = dict.fromkeys(request.caller.acts_for(one.tenant) for one in body.allocations)
     if len(tenants) > 1:
         raise RefusedError(400, "the allocations of a batch must be one tenant's", field="tenant")
+    if sum(one.count for one in body.allocations) > MAX_BATCH_INSTANCES:
+        raise RefusedError(
+            400, f"a batch has at most {MAX_BATCH_INSTANCES} instances in all", field="allocations"
+        )
     every = []
     for index, one in enumerate(body.allocations):
         if one.wait_seconds:

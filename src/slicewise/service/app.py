@@ -5,16 +5,19 @@ from __future__ import annotations
 import itertools
 import re
 import secrets
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from functools import partial
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from slicewise.control.answers import RefusedError
 from slicewise.control.ports import StoreError
 from slicewise.service.auth import PEER, authenticate, certified
-from slicewise.service.http import Gone, Reply, Request, Stream, problem
+from slicewise.service.http import LARGE, Gone, Reply, Request, Stream, problem
 from slicewise.service.logs import logger
 from slicewise.service.rates import Rates
-from slicewise.service.routes import NoRouteError, Route, Router, WrongMethodError
+from slicewise.service.routes import NoRouteError, Router, WrongMethodError
 from slicewise.service.site import Site
 
 log = logger("slicewise.http")
@@ -45,59 +48,72 @@ class App:
         request = Request(scope, receive, self._limit)
         given = request.headers.get(b"x-request-id")
         request.id = given.decode() if given and _ID.fullmatch(given) else next(self._ids)
-        route: Route | None = None
-        try:
-            route = self.router.find(request)
-            answer = await self._answer(route, request)
-        except NoRouteError as refusal:
-            if self._pages is not None and not request.path.startswith("/v1"):
-                await self._pages(scope, receive, send)
+        with ExitStack() as under_way:
+            try:
+                answer = await self._answer(request, under_way)
+            except NoRouteError as refusal:
+                if self._pages is not None and not request.path.startswith("/v1"):
+                    await self._pages(scope, receive, send)
+                    return
+                answer = problem(refusal)
+            except WrongMethodError as refusal:
+                answer = problem(refusal)
+                answer.headers.append((b"allow", refusal.allowed.encode()))
+            except RefusedError as refusal:
+                answer = problem(refusal)
+            except StoreError as error:
+                log.error("database failed", request=request.id, problem=str(error))
+                sentence = "the database does not answer; nothing was changed, try again"
+                answer = problem(RefusedError(503, sentence, retry_after=1))
+            except Gone:
                 return
-            answer = problem(refusal)
-        except WrongMethodError as refusal:
-            answer = problem(refusal)
-            answer.headers.append((b"allow", refusal.allowed.encode()))
-        except RefusedError as refusal:
-            answer = problem(refusal)
-        except StoreError as error:
-            log.error("database failed", request=request.id, problem=str(error))
-            sentence = "the database does not answer; nothing was changed, try again"
-            answer = problem(RefusedError(503, sentence, retry_after=1))
-        except Gone:
-            return
-        except Exception:
-            log.exception("request failed", request=request.id, path=request.path)
-            sentence = f"something went wrong; the log tells more about request {request.id}"
-            answer = problem(RefusedError(500, sentence))
-        await answer.send(send, request.id, request.method == "HEAD")
-        self._note(route, request, answer, begun)
+            except Exception:
+                log.exception("request failed", request=request.id, path=request.path)
+                sentence = f"something went wrong; the log tells more about request {request.id}"
+                answer = problem(RefusedError(500, sentence))
+            if isinstance(answer, Stream):
+                under_way.close()  # streams have a limit of their own
+            await answer.send(send, request.id, request.method == "HEAD", self._pace(request))
+        self._note(request, answer, begun)
 
-    async def _answer(self, route: Route, request: Request) -> Reply:
-        if route.roles is not None:
-            state = self._plant.state
-            if not self._plant.loaded:
-                raise RefusedError(503, "the journal is still being read", retry_after=1)
-            header = request.headers.get(b"authorization")
-            known = None
-            if route.certificate and header is None:
-                known = certified(request.scope.get(PEER), self.site.settings.extender_client_name)
-            caller = known or authenticate(state, header, self._plant.clock())
-            request.caller = caller
-            if caller.tenant is not None:
-                self._rates.count(state, caller.tenant)
-            if route.writes and self._plant.source is not None:
-                raise self._plant.elsewhere()
-            if caller.role not in route.roles:
-                raise RefusedError(403, f"a token of role {caller.role} may not do this")
-            if route.query is None and request.scope["query_string"]:
-                raise RefusedError(400, "this takes no parameters behind a question mark")
-        answer = await route.handler(self.site, request)
-        if route.roles is not None and not route.writes:
+    async def _answer(self, request: Request, under_way: ExitStack) -> Reply:
+        """The answer to a request; what it holds while it is under way goes on the stack."""
+        route = request.route = self.router.find(request)
+        if route.roles is None:
+            return await route.handler(self.site, request)
+        state, site = self._plant.state, self.site
+        if not self._plant.loaded:
+            raise RefusedError(503, "the journal is still being read", retry_after=1)
+        header = request.headers.get(b"authorization")
+        known = None
+        if route.certificate and header is None:
+            known = certified(request.scope.get(PEER), site.settings.extender_client_name)
+        caller = request.caller = known or authenticate(state, header, self._plant.clock())
+        request.share = caller.share
+        under_way.enter_context(site.flights.request(request.share))
+        await site.turns.take(request.share)
+        if caller.tenant is not None:
+            self._rates.count(state, caller.tenant)
+        if route.writes and self._plant.source is not None:
+            raise self._plant.elsewhere()
+        if caller.role not in route.roles:
+            raise RefusedError(403, f"a token of role {caller.role} may not do this")
+        if route.query is None and request.scope["query_string"]:
+            raise RefusedError(400, "this takes no parameters behind a question mark")
+        answer = await route.handler(site, request)
+        if not route.writes:
             # The body may have taken its time. What is written was checked as it was decided.
-            self.site.check(request.caller)
+            site.check(caller)
+        if answer.size > LARGE:
+            under_way.enter_context(site.flights.answer(request.share, answer.size))
         return answer
 
-    def _note(self, route: Route | None, request: Request, answer: Reply, begun: float) -> None:
+    def _pace(self, request: Request) -> Callable[[], Awaitable[None]]:
+        """What a large answer waits for between its pieces: the caller's turn."""
+        return partial(self.site.turns.take, request.share)
+
+    def _note(self, request: Request, answer: Reply, begun: float) -> None:
+        route = request.route
         name = "unknown" if route is None else route.path
         method = "unknown" if route is None else request.method  # anybody can make up a method
         took = self._plant.timer() - begun

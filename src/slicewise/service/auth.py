@@ -67,6 +67,12 @@ class Caller:
         """The one tenant they belong to, if so."""
         return self.token.tenant
 
+    @property
+    def share(self) -> tuple[str, str]:
+        """With whom they share turns and limits: all of one tenant, or all who bear a token."""
+        tenant = self.token.tenant
+        return ("token", self.token.token) if tenant is None else ("tenant", tenant)
+
     def sees(self, tenant: str) -> bool:
         """Whether a tenant's things exist for them."""
         return self.token.tenant is None or self.token.tenant == tenant

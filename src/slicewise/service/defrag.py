@@ -110,7 +110,7 @@ async def plan(site: Site, request: Request) -> Reply:
     query = request.query(PlanQuery)
     ranking = _ranking(site, query.policy)
     asked = _asked(site, query)
-    async with site.planning:
+    async with site.computing.hold(request.share):
         copy = _Copy.of(site.state)
         view = await site.plant.in_thread(_plan, copy, query, asked, ranking)
     return reply(said(200, view))

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from math import ceil
-from typing import Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -22,7 +22,11 @@ from slicewise.control.answers import Answer, RefusedError
 from slicewise.control.wire import Body
 from slicewise.service.auth import NOBODY, Caller
 
+if TYPE_CHECKING:
+    from slicewise.service.routes import Route
+
 B = TypeVar("B")
+Pace = Callable[[], Awaitable[None]]
 
 JSON = b"application/json"
 PROBLEM = b"application/problem+json"
@@ -31,6 +35,8 @@ _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _PRINTABLE = re.compile(rb"[!-~](?:[ -~]{0,126}[!-~])?")
 _MAX_PARAMETERS = 32
 _CHALLENGE = (b"www-authenticate", b'Bearer realm="slicewise"')
+LARGE = 1 << 16
+"""Bytes of a body that are sent in one piece; the rest waits until the client has read some."""
 _NOT_KEPT = (b"cache-control", b"no-store")
 """What the API answers is true now, and not to be kept by whoever is in between."""
 
@@ -54,7 +60,9 @@ class Request:
         "path",
         "raw",
         "receive",
+        "route",
         "scope",
+        "share",
     )
 
     def __init__(self, scope: Scope, receive: Receive, limit: int) -> None:
@@ -66,6 +74,9 @@ class Request:
         """What stands in the path where its route has a name in braces."""
         self.id = ""
         self.caller: Caller = NOBODY  # until it is known who asks
+        self.route: Route | None = None
+        self.share: Hashable = None
+        """With whom the caller shares its turns and limits: its tenant, or its token."""
         self.receive = receive
         self.raw = b""
         """Its body, once somebody has read it."""
@@ -211,6 +222,10 @@ class Query(Body, frozen=True):
     """The parameters of a request."""
 
 
+async def unpaced() -> None:
+    """The pace of an answer that need not share the event loop."""
+
+
 @dataclass(slots=True)
 class Reply:
     """What is sent back."""
@@ -221,24 +236,45 @@ class Reply:
     content: bytes = JSON
     waited: bool = False
     """Whether it took as long as it did because there was nothing to tell."""
+    more: Sequence[bytes] = ()
+    """Further pieces of the body, which may be shared with other replies."""
 
-    async def send(self, send: Send, request_id: str, head: bool = False) -> None:
-        """Send it, or its head alone."""
-        body = self.body
+    @property
+    def size(self) -> int:
+        """How long the body is."""
+        return len(self.body) + sum(map(len, self.more)) if self.more else len(self.body)
+
+    async def send(
+        self, send: Send, request_id: str, head: bool = False, pace: Pace = unpaced
+    ) -> None:
+        """Send it, or its head alone; ``pace`` is awaited between the pieces of a large body."""
+        size = self.size
         await send(
             {
                 "type": "http.response.start",
                 "status": self.status,
                 "headers": [
                     (b"content-type", self.content),
-                    (b"content-length", b"%d" % len(body)),
+                    (b"content-length", b"%d" % size),
                     _NOT_KEPT,
                     (b"x-request-id", request_id.encode()),
                     *self.headers,
                 ],
             }
         )
-        await send({"type": "http.response.body", "body": b"" if head else body})
+        body = b"" if head else self.body
+        if size > LARGE and not head:
+            *pieces, body = self._pieces()
+            for piece in pieces:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+                await pace()
+        await send({"type": "http.response.body", "body": body})
+
+    def _pieces(self) -> Iterator[bytes]:
+        """The body, cut so that the client must read before more is handed to the system."""
+        for part in (self.body, *self.more):
+            for begin in range(0, len(part), LARGE):
+                yield part if len(part) <= LARGE else part[begin : begin + LARGE]
 
 
 @dataclass(slots=True)
@@ -253,7 +289,9 @@ class Stream(Reply):
     """Called then, in case the maker of chunks waits for something else."""
     ended: Callable[[], None] = lambda: None
 
-    async def send(self, send: Send, request_id: str, head: bool = False) -> None:
+    async def send(
+        self, send: Send, request_id: str, head: bool = False, pace: Pace = unpaced
+    ) -> None:
         """Send it, chunk by chunk, or its head alone."""
         assert self.chunks is not None
         headers = [
@@ -267,6 +305,7 @@ class Stream(Reply):
             await send({"type": "http.response.start", "status": self.status, "headers": headers})
             if not head:
                 async for chunk in self.chunks:
+                    await pace()
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
         finally:

@@ -11,7 +11,7 @@ import secrets
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future as ThreadFuture
 from typing import TypeVar
 
@@ -155,7 +155,12 @@ class Plant:
         return self.writer is not None and not self.writer.fenced
 
     def ask(
-        self, command: Command, actor: Actor, key: Key | None = None, digest: str = ""
+        self,
+        command: Command,
+        actor: Actor,
+        key: Key | None = None,
+        digest: str = "",
+        share: Hashable = None,
     ) -> asyncio.Future[Told]:
         """Hand in a command; refused where this process does not lead."""
         writer = self.writer
@@ -167,7 +172,7 @@ class Plant:
             )
         assert self._loop is not None  # only a plant that has been started leads
         told: asyncio.Future[Told] = self._loop.create_future()
-        job = Job(command, actor, key, digest, self.timer(), told)
+        job = Job(command, actor, key, digest, self.timer(), told, share)
         asked = self._asked
         while asked and asked[0].tell is None:
             asked.popleft()

@@ -237,6 +237,30 @@ class Settings:
             "Event streams of one tenant at a time.",
         ),
     ] = 32
+    requests_in_flight: Annotated[
+        int,
+        Key(
+            "limits.requests_in_flight",
+            _whole(1, 100_000),
+            "Requests of one tenant, or of one other token, that may be under way at a time.",
+        ),
+    ] = 512
+    unread_bytes: Annotated[
+        int,
+        Key(
+            "limits.unread_bytes",
+            _whole(1 << 16, 1 << 40),
+            "Bytes of answers that one tenant, or one other token, may leave unread.",
+        ),
+    ] = 32 << 20
+    unread_bytes_in_all: Annotated[
+        int,
+        Key(
+            "limits.unread_bytes_in_all",
+            _whole(1 << 16, 1 << 40),
+            "The same of all callers together; each may always have one answer.",
+        ),
+    ] = 256 << 20
     queued_per_tenant: Annotated[
         int,
         Key(

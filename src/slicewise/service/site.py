@@ -23,6 +23,7 @@ from slicewise.service.metrics import Metrics
 from slicewise.service.plant import Plant
 from slicewise.service.settings import Settings
 from slicewise.service.streams import Streams
+from slicewise.service.turns import FairLock, Flights, Turns
 
 REPLAYED = (b"idempotency-replayed", b"true")
 _AGAIN = (b"retry-after", b"1")
@@ -35,8 +36,15 @@ class Site:
         self.plant = plant
         self.settings = settings
         self.catalog = catalog
-        self.planning = asyncio.Lock()
-        """Held by whoever computes a plan: one at a time, so that nobody is crowded out."""
+        self.turns = Turns(plant.timer)
+        """Of requests on the event loop."""
+        self.flights = Flights(
+            settings.requests_in_flight, settings.unread_bytes, settings.unread_bytes_in_all
+        )
+        self.computing = FairLock()
+        """Held while a thread computes for seconds: one at a time, in rotation between callers."""
+        self.looking = FairLock()
+        """Held while a thread looks into the journal: commits use the same database."""
         self.patching = asyncio.Lock()
         """Held by whoever changes what it has just read."""
 
@@ -93,7 +101,7 @@ class Site:
             key = Key(owner, text)
             whole = f"{request.method} {request.path}\n".encode() + request.raw
             digest = hashlib.sha256(whole).hexdigest()
-        told = await self.plant.ask(command, caller.actor, key, digest)
+        told = await self.plant.ask(command, caller.actor, key, digest, request.share)
         if told.replayed:
             return reply(told.answer, REPLAYED)
         return reply(told.answer, _AGAIN) if told.answer.status == 503 else reply(told.answer)
