@@ -148,7 +148,7 @@ def test_every_key_is_documented() -> None:
         if isinstance(value, bool):
             assert f"`{str(value).lower()}`" in table
         elif isinstance(value, int | float | str):
-            assert f"`{value:g}`" in table if not isinstance(value, str) else f"`{value}`" in table
+            assert f"`{value:.12g}`" in table if not isinstance(value, str) else f"`{value}`" in table
 
 
 def test_every_metric_is_documented() -> None:
