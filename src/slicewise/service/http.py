@@ -91,6 +91,8 @@ class Request:
         declared = self.headers.get(b"content-length", b"0")
         if not declared.isdigit() or len(declared) > 12 or int(declared) > self._limit:
             raise self._too_large()
+        if self.headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            raise RefusedError(415, "the body has a Content-Encoding: send it as plain JSON")
         message = await self.receive()
         if not message.get("more_body"):
             if message["type"] == "http.disconnect":
@@ -119,7 +121,7 @@ class Request:
     def decode(self, body: bytes, kind: type[B]) -> B:
         """The body as what it should be; refused with the place where it is not."""
         content = self.headers.get(b"content-type", b"")
-        if content != JSON and content.split(b";")[0].strip().lower() != JSON:
+        if content != JSON and (content.split(b";")[0].strip().lower() != JSON or b"," in content):
             raise RefusedError(415, "the body must be JSON, with Content-Type: application/json")
         decoder = _decoders.get(kind)
         if decoder is None:

@@ -22,20 +22,24 @@ class OnePiece:
         "_held",
         "_transport",
         "abort",
+        "can_write_eof",
         "get_extra_info",
         "get_write_buffer_size",
         "is_closing",
         "set_protocol",
+        "write_eof",
     )
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._held = b""
         self.abort = transport.abort
+        self.can_write_eof = transport.can_write_eof
         self.get_extra_info = transport.get_extra_info
         self.get_write_buffer_size = transport.get_write_buffer_size
         self.is_closing = transport.is_closing
         self.set_protocol = transport.set_protocol
+        self.write_eof = transport.write_eof
 
     def write(self, data: bytes) -> None:
         """Write, or hold back a head."""

@@ -1,56 +1,75 @@
-"""The server's side of a connection, with limits for those who never come to the point."""
+"""The server's side of a connection: one request at a time, with limits on what a client may do."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
 from typing import Any, cast
+from urllib.parse import unquote
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from slicewise.control.answers import RefusedError
 from slicewise.service.auth import PEER
+from slicewise.service.framing import Body, Head, read_head
+from slicewise.service.logs import logger
 from slicewise.service.one_piece import OnePiece
 
+log = logger("slicewise.http")
+
 REQUEST_SECONDS = 30.0
-"""How long a client may take to say all of its request."""
+"""How long a client may take to send all of its request."""
 UNREAD_SECONDS = 30.0
 """How long a client may leave what was sent to it unread, while there is more."""
 LEAST_READ = 1 << 14
 """Bytes a client must have read in that time to be only slow."""
+LINGER_SECONDS = 1.0
+"""How long a client may take to read a refusal and close, before the connection is closed."""
+DRAIN_BYTES = 1 << 20
+"""How much of a body is read over once its request has been answered."""
+LOG_SECONDS = 1.0
+"""Refusals are logged no more often than this."""
 
-_TOO_LARGE = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n"
-    b"content-type: application/problem+json\r\ncontent-length: %d\r\n\r\n%b"
+_REFUSAL = (
+    b"HTTP/1.1 %d %b\r\nconnection: close\r\ncontent-type: application/problem+json\r\n"
+    b"content-length: %d\r\n\r\n%b"
 )
-_PROBLEM = (
-    b'{"type":"urn:slicewise:problem:too-large","title":"Too large","status":431,'
-    b'"detail":"the URL and headers of this request are too long"}'
-)
+_PHRASES = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """HTTP/1.1 with a limit on the head of a request and on the time it takes to arrive.
+    """HTTP/1.1 that reads the next request when the last one is answered.
 
-    A request that arrives in one piece, as nearly all do, costs a few comparisons more.
+    The framing of requests is ours; connections, answers and the end of the server are uvicorn's.
+    A request that arrives in one piece, as nearly all do, is read without a copy of its head.
     """
 
     head_bytes = 1 << 14
-    _head = 0
-    """Bytes that came since a request began, at most so many of them its head."""
-    _in_head = True
-    _aside = 0
-    """Bytes behind the head that came since the last of the body: trailers, words of a chunk."""
-    _too_large = False
-    _complete = False
+    refusals = 0
+    """Refusals since the last one that was logged, by all connections."""
+    logged = float("-inf")
+    _rest = b""
+    """The beginning of a head, or requests behind the one that is being answered."""
+    _seen = 0
+    """Bytes of that which were read as a head, and are not all of it."""
+    _body: Body | None = None
+    """What is still to come of a request."""
+    _drained = 0
+    """Bytes of it that came after the request was answered."""
+    _closes = False
+    """Whether the connection ends with this request."""
+    _deaf = False
+    """Whether nothing further on this connection is read."""
     _timer: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
     _left = 0
-    """Bytes that were still to be read when it was looked last."""
+    """Bytes that were unread at the last look."""
     _peer: str | None = None
     """The name in the client's certificate, where it showed one that is trusted."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin; whoever says nothing at all is not waited for either."""
+        """Begin; a client that sends nothing at all is not waited for either."""
         super().connection_made(transport)
         self._answers = OnePiece(transport)
         self.transport = cast("asyncio.Transport", self._answers)  # all of it that is used
@@ -59,76 +78,169 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End."""
+        self._deaf = True
         self._stop_timer()
         self._stop_waiting()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take in what came, and watch requests that are not complete by then."""
-        if self._in_head:
-            self._head += len(data)
-        else:
-            self._aside += len(data)
-        self._complete = False
-        super().data_received(data)
-        if self.transport.is_closing():
-            return
-        if self._in_head and self._head > self.head_bytes:
-            self._too_large = True
-            self.send_400_response("")
-        elif self._aside > self.head_bytes:
-            self.transport.close()
-        elif not self._complete and self._timer is None:
+        """Read what came, as far as it is the turn of that."""
+        self._unset_keepalive_if_required()
+        try:
+            self._read(data)
+        except RefusedError as error:
+            self._refuse(error)
+
+    def _read(self, data: bytes) -> None:
+        seen, self._seen = self._seen, 0
+        if self._rest:
+            data = self._rest + data
+            self._rest = b""
+        while data and not self._deaf:
+            if self._body is not None:
+                data = self._read_body(self._body, data)
+            elif self.cycle is not None and not self.cycle.response_complete:
+                self._rest = data
+                if len(data) > self.head_bytes:
+                    self.flow.pause_reading()
+                self._stop_timer()
+                return
+            else:
+                head = read_head(data, self.head_bytes, seen)
+                if head is None:
+                    self._rest = data
+                    self._seen = len(data)
+                    break
+                seen = 0
+                self._begin(head)
+                data = data[head.size :]
+        # A client may take its time between requests, but not within one.
+        if self._body is None and not self._rest:
+            self._stop_timer()
+        elif self._timer is None:
             self._timer = self.loop.call_later(REQUEST_SECONDS, self._too_slow)
 
-    def on_message_begin(self) -> None:
-        """A request begins."""
-        super().on_message_begin()
+    def _begin(self, head: Head) -> None:
+        """A head is complete: the application may begin."""
+        path = head.path.decode("ascii")
+        self.scope = {
+            "type": "http",
+            "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
+            "http_version": head.version,
+            "method": head.method,
+            "scheme": self.scheme or "http",
+            "server": self.server,
+            "client": self.client,
+            "root_path": "",
+            "path": unquote(path) if "%" in path else path,
+            "raw_path": head.path,
+            "query_string": head.query,
+            "headers": head.headers,
+        }
         if self._peer is not None:
             self.scope[PEER] = self._peer  # type: ignore[literal-required]  # ASGI lets us
+        self.cycle = cycle = RequestResponseCycle(
+            scope=self.scope,
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=False,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=head.expects,
+            keep_alive=not head.last,
+            on_response=self.on_response_complete,
+        )
+        self._body = head.body
+        self._closes = head.last
+        self._drained = 0
+        if head.body is None:
+            cycle.more_body = False
+            cycle.message_event.set()
+            self._deaf = head.last
+        task = self.loop.create_task(cycle.run_asgi(self.app))
+        task.add_done_callback(self.tasks.discard)
+        self.tasks.add(task)
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a header; one behind the body is a trailer, which says nothing here."""
-        if self._in_head:
-            super().on_header(name, value)
-
-    def on_headers_complete(self) -> None:
-        """The head is complete: from here on the application counts."""
-        if self._head > self.head_bytes:  # or a body came in the same piece
-            head = sum(len(name) + len(value) + 4 for name, value in self.headers)
-            if head + len(self.url) > self.head_bytes:
-                self._too_large = True
-                raise ValueError("the head of a request is too long")
-        self._in_head = False
-        super().on_headers_complete()
-
-    def on_body(self, body: bytes) -> None:
-        """Some of the body is there."""
-        self._aside = 0
-        super().on_body(body)
-
-    def on_message_complete(self) -> None:
-        """All of it is there."""
-        self._in_head = self._complete = True
-        self._head = self._aside = 0
-        self._stop_timer()
-        super().on_message_complete()
+    def _read_body(self, body: Body, data: bytes) -> bytes:
+        """Take some of the body, and return what is behind it."""
+        cycle = self.cycle
+        content, behind = body.take(data)
+        if body.complete:
+            self._body = None
+            self._deaf = self._closes
+        if cycle.response_complete:
+            self._drained += len(data)
+            if self._drained > DRAIN_BYTES:
+                self._end()
+            return behind
+        cycle.body += content
+        cycle.more_body = not body.complete
+        if len(cycle.body) > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
+        cycle.message_event.set()
+        return behind
 
     def on_response_complete(self) -> None:
-        """All of the answer has been said, and an answer without a body is its head."""
+        """All of the answer has been sent; an answer without a body is its head."""
         self._answers.flush()
         super().on_response_complete()
+        if self._rest and not self.transport.is_closing():
+            self.data_received(b"")
 
-    def send_400_response(self, msg: str) -> None:
-        """Refuse what cannot be read, or what is too long to be read."""
-        if not self._too_large:
-            super().send_400_response(msg)
+    def _refuse(self, refusal: RefusedError) -> None:
+        """Answer what cannot be read, unless it has been answered, and end the connection."""
+        cycle = self.cycle
+        answered = False
+        if self._body is not None and not cycle.response_complete:
+            # The application is told that the client has left, and can say nothing more.
+            answered = cycle.response_started
+            cycle.disconnected = True
+            cycle.waiting_for_100_continue = False
+            cycle.message_event.set()
+        elif self._body is not None:
+            answered = True
+        if not answered:
+            status, body = refusal.answer()
+            self.transport.write(_REFUSAL % (status, _PHRASES[status], len(body), body))
+        self._log(refusal)
+        self._end()
+
+    def _end(self) -> None:
+        """End the connection, and let the client read what was sent: it may still be sending.
+
+        To close at once with bytes of the client unread would reset the connection, and its system
+        would throw away the answer.
+        """
+        self._deaf = True
+        self._body = None
+        self._rest = b""
+        self._stop_timer()
+        if not self._answers.can_write_eof():  # TLS
+            self.transport.close()
             return
-        self.transport.write(_TOO_LARGE % (len(_PROBLEM), _PROBLEM))
-        self.transport.close()
+        self._answers.flush()
+        self._answers.write_eof()
+        self.flow.resume_reading()
+        self._timer = self.loop.call_later(LINGER_SECONDS, self._too_slow)
+
+    def _log(self, refusal: RefusedError) -> None:
+        kind = type(self)
+        kind.refusals += 1
+        if self.loop.time() < kind.logged + LOG_SECONDS:
+            return
+        log.warning(
+            "malformed requests refused",
+            last=str(refusal),
+            client=self.client[0] if self.client else None,
+            count=kind.refusals,
+        )
+        kind.refusals = 0
+        kind.logged = self.loop.time()
 
     def pause_writing(self) -> None:
-        """The client does not read as fast as there is something to say."""
+        """The client does not read as fast as there is something to send."""
         super().pause_writing()
         self._wait_for_reading()
 
@@ -142,7 +254,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._unread = self.loop.call_later(UNREAD_SECONDS, self._is_read)
 
     def _is_read(self) -> None:
-        """Whoever is only slow may go on; who does not read at all is cut off."""
+        """A client that is only slow may go on; one that does not read at all is cut off."""
         if self._answers.get_write_buffer_size() > self._left - LEAST_READ:
             self.transport.abort()
         else:
