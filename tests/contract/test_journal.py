@@ -138,7 +138,7 @@ def test_a_lease_that_is_over_leads_to_another_epoch(store: Store) -> None:
     assert store.leader() is None
     second = lead(store, "two")
     assert second > first
-    assert not store.renew(first, 10)
+    assert not store.renew(first, 10, 0)
     store.resign(first)
     leader = store.leader()
     assert leader is not None
@@ -151,15 +151,15 @@ def test_a_lease_that_is_over_leads_to_another_epoch(store: Store) -> None:
 def test_a_lease_can_be_renewed_as_long_as_nobody_else_leads(store: Store) -> None:
     epoch = store.lead("one", "", 0)
     assert epoch is not None
-    assert store.renew(epoch, 3600)
+    assert store.renew(epoch, 3600, 0)
     assert store.lead("two", "", 10) is None
     before = store.leader()
-    assert store.renew(epoch, 7200)
+    assert store.renew(epoch, 7200, 0)
     after = store.leader()
     assert before is not None
     assert after is not None
     assert after.until > before.until
-    assert not store.renew(epoch + 1, 10)
+    assert not store.renew(epoch + 1, 10, 0)
 
 
 def test_rows_follow_one_another_without_gaps(store: Store) -> None:
@@ -300,7 +300,7 @@ def test_calls_from_many_threads(store: Store) -> None:
                 seen = store.rows(0, 1000)
                 assert seen == rows[: len(seen)]
                 assert store.history(before=None, limit=5, kinds=("tenant-set",)) is not None
-                assert store.renew(epoch, 3600)
+                assert store.renew(epoch, 3600, 0)
                 store.check()
         except BaseException as problem:
             problems.append(problem)

@@ -16,6 +16,7 @@ from slicewise.dashboard.compare import Comparisons
 from slicewise.dashboard.duel import Duel, Terms
 from slicewise.service.service import Service
 from slicewise.service.settings import Settings
+from slicewise.service.steady import SteadyClock
 
 
 class Home(House):
@@ -24,7 +25,8 @@ class Home(House):
     def open(self, name: str, address: str = "", **settings: Any) -> Service:
         assert self.store is not None
         chosen = Settings(data=self.folder / name, lease_seconds=0.5, **settings)
-        made = Service(self.store, chosen, self.clock, routes=compare.routes())
+        steady = SteadyClock(self.clock, self.clock)
+        made = Service(self.store, chosen, steady, routes=compare.routes())
         self.services.append(made)
         self.run(made.start(address or f"http://{name}"))
         return made

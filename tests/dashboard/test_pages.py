@@ -14,6 +14,7 @@ from tests.service.house import House
 from slicewise.dashboard.pages import POLICY, VIEWS, Pages
 from slicewise.service.service import Service
 from slicewise.service.settings import Settings
+from slicewise.service.steady import SteadyClock
 
 PAGES = Pages()
 STATIC = Path(__file__).parents[2] / "src" / "slicewise" / "dashboard" / "static"
@@ -169,7 +170,8 @@ def test_the_service_hands_over_what_is_not_its_own(tmp_path: Path) -> None:
     try:
         settings = Settings(data=tmp_path / "paged", lease_seconds=0.5)
         assert house.store is not None
-        service = Service(house.store, settings, house.clock, pages=Pages())
+        steady = SteadyClock(house.clock, house.clock)
+        service = Service(house.store, settings, steady, pages=Pages())
         for path, status in (("/", 200), ("/compare", 200), ("/nothing", 404), ("/v1/none", 404)):
             assert house.get(path, service=service, token=None).status_code == status
         assert house.get("/healthz", service=service, token=None).json() == {"status": "ok"}

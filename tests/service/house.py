@@ -17,6 +17,7 @@ from slicewise.control.memory import MemoryStore
 from slicewise.control.ports import Store
 from slicewise.service.service import Service
 from slicewise.service.settings import Settings
+from slicewise.service.steady import SteadyClock
 
 T = TypeVar("T")
 
@@ -57,7 +58,7 @@ class House:
         made = Service(
             self.store,
             Settings(data=self.folder / name, **chosen),
-            self.clock,
+            SteadyClock(self.clock, self.clock),
             lambda: self.ticks,
         )
         self.services.append(made)

@@ -51,6 +51,7 @@ from slicewise.service.pod_wants import notes_for, shares, wanted
 from slicewise.service.server import listening, serve
 from slicewise.service.service import Service
 from slicewise.service.settings import Address, Settings
+from slicewise.service.steady import SteadyClock
 
 MIG = "nvidia.com/mig-"
 _pod = msgspec.json.Decoder(Pod).decode
@@ -212,7 +213,7 @@ class Cluster(House):
         made = Service(
             self.store,
             settings,
-            self.clock,
+            SteadyClock(self.clock, self.clock),
             lambda: self.ticks,
             routes=self.extender.routes(),
             companions=(self.extender.run,),

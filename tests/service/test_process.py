@@ -29,6 +29,7 @@ from slicewise.service.logs import logger, set_up_logs
 from slicewise.service.plant import Ids
 from slicewise.service.service import Service
 from slicewise.service.settings import Settings
+from slicewise.service.steady import SteadyClock
 
 
 def test_the_first_start(house: House, tmp_path: Path) -> None:
@@ -112,7 +113,9 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
 
     async def start() -> None:
         clock = Clock()
-        service = Service(MemoryStore(clock), Settings(data=tmp_path / "file"), clock)
+        service = Service(
+            MemoryStore(clock), Settings(data=tmp_path / "file"), SteadyClock(clock, clock)
+        )
         try:
             await service.start()
         finally:
@@ -125,7 +128,7 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
 def test_no_folder_no_file() -> None:
     async def start() -> tuple[Path | None, int]:
         clock = Clock()
-        service = Service(MemoryStore(clock), Settings(), clock)
+        service = Service(MemoryStore(clock), Settings(), SteadyClock(clock, clock))
         await service.start()
         try:
             return service.admin_token, len(service.plant.state.tokens)
@@ -192,7 +195,7 @@ def test_a_leader_whose_lease_is_lost_follows(
         def __getattr__(self, name: str) -> Any:
             return getattr(store, name)
 
-        def renew(self, epoch: int, seconds: float) -> bool:
+        def renew(self, epoch: int, seconds: float, steady: float) -> bool:
             return True
 
     monkeypatch.setattr(first, "_store", Paused())
@@ -252,9 +255,9 @@ class Faulty(MemoryStore):
         self._check()
         return super().rows(after, limit)
 
-    def renew(self, epoch: int, seconds: float) -> bool:
+    def renew(self, epoch: int, seconds: float, steady: float) -> bool:
         self._check()
-        return super().renew(epoch, seconds)
+        return super().renew(epoch, seconds, steady)
 
     def history(self, **options: Any) -> list[Row]:
         self._check()
@@ -367,7 +370,7 @@ def test_a_keeper_that_fails_ends_the_process(
 
     async def start() -> None:
         clock = Clock()
-        service = Service(Odd(clock), Settings(data=tmp_path), clock)
+        service = Service(Odd(clock), Settings(data=tmp_path), SteadyClock(clock, clock))
         try:
             await service.start()
         finally:
@@ -415,9 +418,9 @@ def test_the_lease_is_renewed_while_much_is_forgotten(tmp_path: Path) -> None:
             self.forgot += 1
             return 1
 
-        def renew(self, epoch: int, seconds: float) -> bool:
+        def renew(self, epoch: int, seconds: float, steady: float) -> bool:
             self.renewed += 1
-            return super().renew(epoch, seconds)
+            return super().renew(epoch, seconds, steady)
 
     clock = Clock()
     store = Endless(clock)
@@ -475,7 +478,10 @@ def test_pages_beside_the_api(tmp_path: Path) -> None:
     async def start() -> list[tuple[int, str]]:
         clock = Clock()
         service = Service(
-            MemoryStore(clock), Settings(), clock, pages=PlainTextResponse("a dashboard")
+            MemoryStore(clock),
+            Settings(),
+            SteadyClock(clock, clock),
+            pages=PlainTextResponse("a dashboard"),
         )
         transport = httpx.ASGITransport(service.app)
         async with httpx.AsyncClient(transport=transport, base_url="http://house") as client:

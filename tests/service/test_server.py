@@ -20,6 +20,7 @@ from slicewise.service import protocol
 from slicewise.service.server import listening, reached_at, serve
 from slicewise.service.service import Service
 from slicewise.service.settings import Address, Settings
+from slicewise.service.steady import SteadyClock
 
 Visit = Callable[["Visitor"], Awaitable[None]]
 
@@ -67,7 +68,7 @@ def visited(tmp_path: Path, visit: Visit, **settings: object) -> Service:
     services: list[Service] = []
 
     async def run() -> None:
-        service = Service(MemoryStore(clock), chosen, clock)
+        service = Service(MemoryStore(clock), chosen, SteadyClock(clock, clock))
         services.append(service)
         visiting: list[asyncio.Task[None]] = []
         visitors: list[Visitor] = []

@@ -214,6 +214,13 @@ class Evict:
     foreign: str
 
 
+@dataclass(frozen=True, slots=True)
+class SetClock:
+    """Let service time go on so much later, or earlier."""
+
+    by: Seconds
+
+
 Command = (
     Create
     | CreateAll
@@ -236,6 +243,7 @@ Command = (
     | Accept
     | Adopt
     | Evict
+    | SetClock
 )
 
 

@@ -31,6 +31,7 @@ from slicewise.control.commands import (
     RemoveTenant,
     Report,
     RevokeToken,
+    SetClock,
     SetTenant,
     Uncordon,
 )
@@ -72,34 +73,34 @@ class Desk:
         """Hand out the rows that are to be committed together."""
         return self._ledger.take_rows()
 
-    def decide(self, command: Command, actor: Actor, now: Seconds) -> Answer:
+    def decide(self, command: Command, actor: Actor, steady: Seconds) -> Answer:
         """Carry out a command, or say why not."""
-        self._ledger.open(actor, now)
+        self._ledger.open(actor, steady)
         try:
-            self.check(actor, now)
+            self.check(actor)
             return self._decide(command)
         except RefusedError as refusal:
             return refusal.answer()
 
-    def check(self, actor: Actor, now: Seconds) -> None:
+    def check(self, actor: Actor) -> None:
         """Refuse an actor whose token is not valid any more, as this state has it."""
         if actor.token is not None:
-            check(self.state.tokens, actor.token, now)
+            check(self.state.tokens, actor.token, self._ledger.now)
 
-    def pass_time(self, now: Seconds) -> None:
+    def pass_time(self, steady: Seconds) -> None:
         """End what is over: leases, and waits that were long enough."""
-        self._ledger.open(CLOCK, now)
-        state = self.state
+        self._ledger.open(CLOCK, steady)
+        state, now = self.state, self._ledger.now
         for allocation in state.leases_over(now):
             self._placing.end(allocation, Cause.LEASE)
         for ticket in state.waiting.expired(now):
             waited = state.allocations[state.waits_for[ticket.number]]
             self._placing.end(waited, Cause.TIMEOUT)
 
-    def serve_queue(self, now: Seconds) -> None:
+    def serve_queue(self, steady: Seconds) -> None:
         """Place those who wait, if room has appeared since this was last done."""
         if self._ledger.room_appeared and len(self.state.waiting):
-            self._ledger.open(QUEUE, now)
+            self._ledger.open(QUEUE, steady)
             self._placing.serve()
         self._ledger.room_appeared = False
 
@@ -147,3 +148,5 @@ class Desk:
                 return self._strangers.adopt(command)
             case Evict():
                 return self._strangers.evict(command)
+            case SetClock(by):
+                return self._estate.set_clock(by)

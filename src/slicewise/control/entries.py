@@ -313,6 +313,19 @@ class TurnTaken(Entry, frozen=True, tag="turn-taken"):
     turn: int
 
 
+EARLIEST: Seconds = 946_684_800.0
+"""The year 2000: no clock that was ever set shows less."""
+LATEST: Seconds = 4_102_444_800.0
+"""The year 2100."""
+
+
+class ClockSet(Entry, frozen=True, tag="clock-set"):
+    """An operator accepted that the wall clock was set: service time goes on from there."""
+
+    by: Seconds
+    """How far service time moved; the row itself has the time before that."""
+
+
 AnyEntry = (
     ModelEntered
     | NodeAdded
@@ -330,6 +343,7 @@ AnyEntry = (
     | Moved
     | Overtaken
     | TurnTaken
+    | ClockSet
     | AgentJoined
     | GeometryAccepted
     | NodeHeld

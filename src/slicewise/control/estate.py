@@ -1,4 +1,4 @@
-"""What there is to place on, and for whom: nodes, tenants and tokens."""
+"""What there is to place on, for whom, and by what time: nodes, tenants, tokens, the clock."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ from slicewise.control.commands import (
     SetTenant,
 )
 from slicewise.control.entries import (
+    EARLIEST,
+    LATEST,
     Cause,
+    ClockSet,
     ModelEntered,
     NodeAdded,
     NodePhase,
     NodeRemoved,
     NodeTurned,
+    Seconds,
     TenantRemoved,
     TenantSet,
     TokenIssued,
@@ -28,10 +32,11 @@ from slicewise.control.geometries import record_of
 from slicewise.control.ledger import Ledger
 from slicewise.control.placing import Placing
 from slicewise.control.views import node_view, tenant_view, token_view
+from slicewise.control.wire import ClockStepView, moment
 
 
 class Estate:
-    """Registers and removes nodes, tenants and tokens."""
+    """Registers and removes nodes, tenants and tokens, and sets the clock."""
 
     def __init__(self, ledger: Ledger, placing: Placing) -> None:
         self._ledger = ledger
@@ -150,3 +155,17 @@ class Estate:
             raise RefusedError(404, f"no token {command.token!r}")
         self._ledger.enter(TokenRevoked(token.token))
         return said(200, token_view(token))
+
+    # The clock
+
+    def set_clock(self, by: Seconds) -> Answer:
+        """Let service time go on elsewhere; what is over by then ends next."""
+        before = self._ledger.now
+        after = before + by
+        if not EARLIEST <= after <= LATEST:
+            raise RefusedError(409, "the wall clock shows no time of this century", reason="clock")
+        self._ledger.enter(ClockSet(by))
+        return said(
+            200,
+            ClockStepView(before=moment(before) or "", after=moment(after) or "", step_seconds=by),
+        )

@@ -24,6 +24,7 @@ from slicewise.control.entries import (
     Queued,
     QuotaRecord,
     Row,
+    Seconds,
     TenantSet,
     TokenIssued,
     TurnTaken,
@@ -70,6 +71,8 @@ class Image(msgspec.Struct, frozen=True):
     """What a state consists of."""
 
     seq: int
+    at: Seconds
+    accepted: Seconds
     geometries: tuple[GeometryRecord, ...]
     nodes: tuple[_NodeImage, ...]
     spare: tuple[tuple[int, int], ...]
@@ -90,6 +93,8 @@ def image_of(state: State) -> Image:
     """The state as it is."""
     return Image(
         seq=state.seq,
+        at=state.at,
+        accepted=state.accepted,
         geometries=tuple(record_of(geometry) for geometry in state.geometries.values()),
         nodes=tuple(
             _NodeImage(
@@ -177,6 +182,8 @@ def restore(image: Image, state: State) -> State:
             enter(NodeTurned(node.name, node.phase))
     state.last_ticket = image.last_ticket
     state.seq = image.seq
+    state.at = image.at
+    state.accepted = image.accepted
     for standing in state.nodes.values():
         standing.desired = image.seq  # or earlier: whoever asks is told once more
     return state

@@ -27,9 +27,14 @@ class Ledger:
         self.room_appeared = False
         """Whether something ended, or joined, since the queue was last served."""
 
-    def open(self, actor: Actor, now: Seconds) -> None:
-        """Whatever is entered next is this actor's doing, at this moment."""
-        self.actor, self.now = actor, now
+    def open(self, actor: Actor, steady: Seconds) -> None:
+        """Whatever is entered next is this actor's doing, at this moment of steady time.
+
+        Service time is made of it here, so that a step that was accepted counts from its own entry
+        on; and it never goes back behind the last entry.
+        """
+        self.actor = actor
+        self.now = max(steady + self.state.accepted, self.state.at)
 
     def enter(self, entry: AnyEntry, in_place: tuple[Instance, ...] | None = None) -> None:
         """Write an entry; ``in_place`` are its instances, where they have been placed."""

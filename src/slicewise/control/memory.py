@@ -77,6 +77,8 @@ class MemoryStore(MemoryJournal):
         self.epoch = 0
         self._clock = clock
         self._leader: Leader | None = None
+        self._lease = 0.0
+        self._reached: Seconds = 0
         self._given: dict[Key, Seconds] = {}
         self._changed = threading.Condition()
         self._closed = False
@@ -97,16 +99,24 @@ class MemoryStore(MemoryJournal):
             if self.leader() is not None:
                 return None
             self.epoch += 1
-            self._leader = Leader(self.epoch, holder, address, self._clock() + seconds)
+            self._lease = seconds
+            until = self._clock() + seconds
+            self._leader = Leader(self.epoch, holder, address, until, self._reached)
             return self.epoch
 
-    def renew(self, epoch: int, seconds: float) -> bool:
+    def renew(self, epoch: int, seconds: float, steady: Seconds) -> bool:
         """Lead on."""
         with self._changed:
             if self._leader is None or epoch != self.epoch:
                 return False
-            self._leader = self._leader._replace(until=self._clock() + seconds)
+            self._lease, self._reached = seconds, steady
+            until = self._clock() + seconds
+            self._leader = self._leader._replace(until=until, steady=steady)
             return True
+
+    def reached(self) -> Seconds:
+        """The steady time that the last leader kept."""
+        return self._reached
 
     def resign(self, epoch: int) -> None:
         """Lead no longer."""
@@ -116,8 +126,8 @@ class MemoryStore(MemoryJournal):
 
     def leader(self) -> Leader | None:
         """Who leads."""
-        leader = self._leader
-        return leader if leader is not None and leader.until > self._clock() else None
+        leader, now = self._leader, self._clock()
+        return leader if leader is not None and now < leader.until <= now + self._lease else None
 
     def last_seq(self) -> int:
         """The number of the last row."""

@@ -79,6 +79,8 @@ class Leader(NamedTuple):
     """Where requests that change something should go."""
     until: Seconds
     """When its lease ends unless it is renewed, by the database's clock."""
+    steady: Seconds
+    """Its steady time when it last renewed the lease, or its predecessor's if it has not yet."""
 
 
 class Store(Journal, Protocol):
@@ -89,10 +91,17 @@ class Store(Journal, Protocol):
     """
 
     def lead(self, holder: str, address: str, seconds: float) -> int | None:
-        """Become the leader and return the new epoch; None while somebody's lease runs."""
+        """Become the leader and return the new epoch; None while another's lease runs.
 
-    def renew(self, epoch: int, seconds: float) -> bool:
-        """Lead for so long from now on; False if the epoch is over."""
+        A lease that ends later than its whole length from now was given before the database's clock
+        was set back, and is over.
+        """
+
+    def renew(self, epoch: int, seconds: float, steady: Seconds) -> bool:
+        """Lead for so long from now on, and keep the steady time; False if the epoch is over."""
+
+    def reached(self) -> Seconds:
+        """The steady time that the last leader kept, 0 if there was none."""
 
     def resign(self, epoch: int) -> None:
         """Let the lease end now; nothing happens if the epoch is over."""

@@ -16,6 +16,7 @@ import msgspec
 from slicewise.control.entries import (
     Allocated,
     AllocationRecord,
+    ClockSet,
     Ended,
     Entry,
     ModelEntered,
@@ -57,6 +58,10 @@ class State:
     def __init__(self, policy: str = "default", discipline: Discipline | None = None) -> None:
         self.seq = 0
         """The last entry applied."""
+        self.at: Seconds = 0.0
+        """Service time at that entry; the next one is not earlier."""
+        self.accepted: Seconds = 0.0
+        """How far operators have moved service time ahead of steady time, all steps together."""
         self.geometries: dict[str, Geometry] = {}
         self.cluster = Cluster()
         self.scheduler = Scheduler(self.cluster, policy)
@@ -105,6 +110,7 @@ class State:
             Moved: self._moved,
             Overtaken: self._overtaken,
             TurnTaken: self._turn_taken,
+            ClockSet: self._clock_set,
             **self.managed.handlers,
         }
         self._in_place: tuple[Instance, ...] | None = None
@@ -114,6 +120,7 @@ class State:
         if row.seq != self.seq + 1:
             raise SlicewiseError(f"the journal jumps from entry {self.seq} to {row.seq}")
         self._in_place = in_place
+        self.at = row.at
         self._apply[type(row.entry)](row.entry, row)
         self.seq = row.seq
 
@@ -261,6 +268,10 @@ class State:
 
     def _turn_taken(self, entry: TurnTaken, row: Row) -> None:
         self.turn = self.scheduler.turn = entry.turn
+
+    def _clock_set(self, entry: ClockSet, row: Row) -> None:
+        self.at += entry.by
+        self.accepted += entry.by
 
     def _add(self, allocation: AllocationRecord) -> None:
         self.allocations[allocation.id] = allocation

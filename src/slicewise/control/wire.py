@@ -268,6 +268,32 @@ class NewTokenView(TokenView, frozen=True):
     token: str
 
 
+class ClockView(View, frozen=True):
+    """The service's own time, beside the wall clock of the process that answers."""
+
+    service_time: Moment
+    """What leases, deadlines and the journal go by."""
+    wall_time: Moment
+    step_seconds: float
+    """By how much the wall clock is ahead; behind, if negative."""
+    held: bool
+    """Whether that is a step, which service time does not follow."""
+
+
+class ClockStepBody(Body, frozen=True):
+    """The step to accept, as it was seen: refused if the wall clock is elsewhere by now."""
+
+    step_seconds: Annotated[float, Meta(ge=-1e10, le=1e10)]
+
+
+class ClockStepView(View, frozen=True):
+    """A step that was accepted: service time before and after it."""
+
+    before: Moment
+    after: Moment
+    step_seconds: float
+
+
 class Problem(View, frozen=True, omit_defaults=True):
     """What went wrong, after RFC 9457."""
 

@@ -174,11 +174,11 @@ class Writer:
             desk = self._begin()
             while desk is not None:
                 try:
-                    jobs, now = self._next(desk.state)
+                    jobs, steady = self._next(desk.state)
                     if not jobs and self._stopping:
                         self._keep_image(desk.state)
                         return
-                    self._round(desk, jobs, now)
+                    self._round(desk, jobs, steady)
                     if desk.state.seq - self._image_seq >= self._rows_between_images:
                         self._keep_image(desk.state)
                 except StoreError as error:
@@ -215,19 +215,23 @@ class Writer:
                 return Desk(state, self._new_id, self._queued_per_tenant, self._on_policy_error)
 
     def _next(self, state: State) -> tuple[list[Job], Seconds]:
-        """Wait for something to do: jobs, or a moment at which something is over."""
+        """Wait for something to do: jobs, or a moment at which something is over.
+
+        Returns the jobs, and the steady time.
+        """
         if not self._jobs:
             self._tell_finished()
         with self._wake:
             while True:
-                now = self._clock()
+                steady = self._clock()
+                now = steady + state.accepted
                 due = min(
                     (t for t in (state.next_lease, state.waiting.next_deadline) if t is not None),
                     default=None,
                 )
                 if self._jobs or self._stopping or (due is not None and due <= now):
-                    return self._batch(), now
-                # A clock may jump, so no wait is longer than a minute.
+                    return self._batch(), steady
+                # Time goes on while a machine sleeps, so no wait is longer than a minute.
                 self._sleeps = True
                 self._wake.wait(60 if due is None else min(60.0, due - now + 0.001))
                 self._sleeps = False
@@ -242,17 +246,18 @@ class Writer:
             room -= work_of(job.command)
         return jobs
 
-    def _round(self, desk: Desk, jobs: list[Job], now: Seconds) -> None:
+    def _round(self, desk: Desk, jobs: list[Job], steady: Seconds) -> None:
         """Decide, commit, tell."""
         batch = Batch()
         fresh: dict[Key, Kept] = {}
         try:
             keys = [job.key for job in jobs if job.key is not None]
             kept = self._journal.answers(keys) if keys else {}
-            self._decide_in(lambda: self._decide(desk, jobs, now, kept, fresh, batch))
+            self._decide_in(lambda: self._decide(desk, jobs, steady, kept, fresh, batch))
             self._tell_finished()
             decided = self._timer()
             if batch.rows or fresh:
+                now = steady + desk.state.accepted
                 self._journal.append(
                     self._epoch, batch.rows, [(key, kept, now) for key, kept in fresh.items()]
                 )
@@ -284,26 +289,26 @@ class Writer:
         self,
         desk: Desk,
         jobs: list[Job],
-        now: Seconds,
+        steady: Seconds,
         kept: dict[Key, Kept],
         fresh: dict[Key, Kept],
         batch: Batch,
     ) -> None:
         """Take the jobs in order; ``fresh`` are the answers to be kept beside those that are."""
         begun = self._timer()
-        desk.pass_time(now)
+        desk.pass_time(steady)
         tell = batch.told.append
         for job in jobs:
             key = job.key
             known = None if key is None else kept.get(key)
             if known is None:
-                answer = desk.decide(job.command, job.actor, now)
+                answer = desk.decide(job.command, job.actor, steady)
                 if key is not None and answer.status in _KEPT:
                     kept[key] = fresh[key] = Kept(job.digest, answer)
                 tell(Told(job, answer))
             else:
-                tell(_replay(desk, job, known, now))
-        desk.serve_queue(now)
+                tell(_replay(desk, job, known))
+        desk.serve_queue(steady)
         batch.rows = desk.take_rows()
         batch.decide_seconds = self._timer() - begun
 
@@ -340,10 +345,10 @@ def load(journal: Journal, state: State, image: Image | None = None) -> State:
     return state
 
 
-def _replay(desk: Desk, job: Job, known: Kept, now: Seconds) -> Told:
+def _replay(desk: Desk, job: Job, known: Kept) -> Told:
     """The answer that was given before, for a caller who may still ask for it."""
     try:
-        desk.check(job.actor, now)
+        desk.check(job.actor)
     except RefusedError as refusal:
         return Told(job, refusal.answer())
     if known.digest != job.digest:

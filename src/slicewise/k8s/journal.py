@@ -114,15 +114,19 @@ class Recent:
 
     def leader(self) -> Leader | None:
         """The controller leads, whoever asks."""
-        return Leader(1, "kubernetes", self._address(), float("inf"))
+        return Leader(1, "kubernetes", self._address(), float("inf"), 0)
 
     def lead(self, holder: str, address: str, seconds: float) -> int | None:
         """Nobody becomes the leader of this."""
         return None
 
-    def renew(self, epoch: int, seconds: float) -> bool:
+    def renew(self, epoch: int, seconds: float, steady: Seconds) -> bool:
         """Nobody leads, so nobody leads on."""
         return False
+
+    def reached(self) -> Seconds:
+        """Kubernetes keeps no time for us."""
+        return 0
 
     def resign(self, epoch: int) -> None:
         """Nothing to resign from."""

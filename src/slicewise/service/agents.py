@@ -100,7 +100,7 @@ async def desired(site: Site, request: Request) -> Reply:
     with contacts.poll(name) as news:
         while True:
             _insist_on_leading(site)
-            state, now = site.state, plant.clock()
+            state, now = site.state, plant.latest()
             token = request.caller.check(state, now)
             node, agent = checked_session(state.nodes, name, query.session)
             known = 0 < query.after <= state.seq and node.desired <= query.after

@@ -88,7 +88,7 @@ class App:
         known = None
         if route.certificate and header is None:
             known = certified(request.scope.get(PEER), site.settings.extender_client_name)
-        caller = request.caller = known or authenticate(state, header, self._plant.clock())
+        caller = request.caller = known or authenticate(state, header, self._plant.latest())
         request.share = caller.share
         under_way.enter_context(site.flights.request(request.share))
         await site.turns.take(request.share)

@@ -36,13 +36,14 @@ class Contacts:
         self._plant = plant
         self._lost = lost_seconds
         self._last: dict[str, Seconds] = {}
+        """By node, in steady time: a step of the clock that is accepted loses no agent."""
         self._polls: dict[str, set[asyncio.Event]] = {}
         self._gpus: dict[str, dict[str, GpuFigures]] = {}
         self._memory: dict[str, dict[tuple[str, int], int]] = {}
 
     def begin(self) -> None:
         """Begin to lead: whoever was there when the last leader looked has its time once more."""
-        now = self._plant.clock()
+        now = self._plant.steady()
         self._gpus.clear()
         self._memory.clear()
         self._last = {
@@ -53,16 +54,20 @@ class Contacts:
 
     def touch(self, node: str) -> None:
         """An agent was heard of."""
-        self._last[node] = self._plant.clock()
+        self._last[node] = self._plant.steady()
 
     def last(self, node: str) -> Seconds | None:
-        """When an agent was last heard of, if that is known here."""
-        return self._plant.clock() if self._polls.get(node) else self._last.get(node)
+        """When an agent was last heard of, in service time, if that is known here."""
+        last = self._heard(node)
+        return None if last is None else last + self._plant.state.accepted
+
+    def _heard(self, node: str) -> Seconds | None:
+        return self._plant.steady() if self._polls.get(node) else self._last.get(node)
 
     def reachable(self, node: str) -> bool:
         """Whether an agent has been heard of lately."""
-        last = self.last(node)
-        return last is not None and self._plant.clock() - last <= self._lost
+        last = self._heard(node)
+        return last is not None and self._plant.steady() - last <= self._lost
 
     @property
     def waiting(self) -> int:
@@ -105,7 +110,7 @@ class Contacts:
                 continue
             held = UNKNOWN in node.holds
             if not held:
-                self._last.setdefault(node.name, plant.clock())
+                self._last.setdefault(node.name, plant.steady())
             there = self.reachable(node.name)
             if there != held:
                 continue
@@ -116,7 +121,7 @@ class Contacts:
                 return  # too much to write at the moment, or no leader any more
 
     def _lost_since(self, node: str, session: str) -> Lost:
-        return Lost(node, session, self._last[node])
+        return Lost(node, session, self._last[node] + self._plant.state.accepted)
 
     # Figures
 

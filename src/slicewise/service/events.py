@@ -89,7 +89,7 @@ async def _follow(
     yield b"retry: 2000\nid: %d\n\n" % after  # from here on, even if nothing concerns the reader
     silent_until = time() + HEARTBEAT_SECONDS
     while not (gone.is_set() or plant.stopping):
-        now = plant.clock()
+        now = plant.latest()
         try:
             token = caller.check(site.state, now)
         except RefusedError:

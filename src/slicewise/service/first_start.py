@@ -12,7 +12,6 @@ from slicewise.control.answers import RefusedError
 from slicewise.control.commands import Command, IssueToken, SetTenant
 from slicewise.control.entries import QuotaRecord, Role
 from slicewise.control.ports import Key
-from slicewise.control.state import State
 from slicewise.core.errors import SlicewiseError
 from slicewise.service.auth import DEFAULT_TENANT, digest_of, new_secret
 from slicewise.service.logs import logger
@@ -41,7 +40,7 @@ async def furnish(plant: Plant, folder: Path | None) -> None:
     if folder is None:
         return
     path = token_file(folder)
-    if not await plant.in_thread(_is_valid, path, plant.state, plant.clock()):
+    if not await plant.in_thread(_is_valid, path, plant):
         secret = new_secret()
         await plant.in_thread(write_secret, path, secret)
         note = f"issued at start, in the file {TOKEN_FILE}"
@@ -64,15 +63,17 @@ async def _insist(plant: Plant, command: Command) -> None:
         await asyncio.sleep(_RETRY_SECONDS)
 
 
-def _is_valid(path: Path, state: State, now: float) -> bool:
+def _is_valid(path: Path, plant: Plant) -> bool:
     try:
         digest = digest_of(path.read_text(encoding="utf-8").strip())
     except (FileNotFoundError, UnicodeDecodeError):
         return False
     except OSError as error:
         raise SlicewiseError(f"{path}: cannot be read: {error.strerror or error}") from None
-    token = state.tokens_by_digest.get(digest)
-    return token is not None and token.role is Role.ADMIN and not expired(token, now)
+    token = plant.state.tokens_by_digest.get(digest)
+    if token is None or token.role is not Role.ADMIN:
+        return False
+    return not expired(token, plant.latest())
 
 
 def write_secret(path: Path, secret: str) -> None:

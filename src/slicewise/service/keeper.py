@@ -6,6 +6,7 @@ against the epoch by the database. The lease only says who should try.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -49,6 +50,7 @@ class Keeper:
         lease_seconds: float,
         answers_seconds: float,
         clock: Clock,
+        steady: Clock,
     ) -> None:
         self._store = store
         self._seat = seat
@@ -57,7 +59,8 @@ class Keeper:
         self._lease = lease_seconds
         self._answers = answers_seconds
         self._clock = clock
-        self._swept = clock() - _SWEEP_SECONDS
+        self._steady = steady
+        self._swept = -math.inf
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
         self.first_try = threading.Event()
@@ -108,8 +111,13 @@ class Keeper:
             self._resign(epoch)
 
     def _lead(self, epoch: int, writer: Writer) -> None:
-        """Renew the lease until it is lost, or time to stop."""
-        while not self._stop.wait(self._lease / 3):
+        """Renew the lease until it is lost, or time to stop.
+
+        First at once: others are to know this leader's time, not its predecessor's.
+        """
+        pause = 0.0
+        while not self._stop.wait(pause):
+            pause = self._lease / 3
             if writer.fenced:
                 return
             if not writer.alive:
@@ -117,7 +125,7 @@ class Keeper:
                 self._stop.set()
                 return
             try:
-                if not self._store.renew(epoch, self._lease):
+                if not self._store.renew(epoch, self._lease, self._steady()):
                     return
                 self._forget_answers()
                 self._seat.trouble(writer.trouble)
@@ -126,11 +134,12 @@ class Keeper:
 
     def _forget_answers(self) -> None:
         """Forget for a while what is old; the lease is renewed before it goes on."""
-        now = self._clock()
+        now = self._steady()
         if now - self._swept < _SWEEP_SECONDS:
             return
         until = time.monotonic() + self._lease / 6
-        while self._store.forget_answers(now - self._answers):
+        before = self._clock() - self._answers
+        while self._store.forget_answers(before):
             if time.monotonic() >= until:
                 return
         self._swept = now

@@ -28,6 +28,7 @@ from slicewise.service.logs import logger
 from slicewise.service.replica import Replica
 from slicewise.service.settings import Settings
 from slicewise.service.source import Source
+from slicewise.service.steady import SteadyClock
 
 T = TypeVar("T")
 
@@ -69,14 +70,14 @@ class Plant:
         self,
         store: Store,
         settings: Settings,
-        clock: Clock = time.time,
+        steady: SteadyClock | None = None,
         timer: Callable[[], float] = time.perf_counter,
         source: Source | None = None,
     ) -> None:
         self.store = store
         self.source = source
         self.settings = settings
-        self.clock = clock
+        self.steady = steady or SteadyClock()
         self.timer = timer
         self.address = settings.address
         self.replica = Replica(self._fresh_state())
@@ -112,13 +113,31 @@ class Plant:
             lambda: self.address,
             settings.lease_seconds,
             settings.answers_hours * 3600,
-            clock,
+            self.clock,
+            self.steady,
         )
 
     @property
     def state(self) -> State:
         """What is committed."""
         return self.replica.state
+
+    # Time
+
+    def clock(self) -> Seconds:
+        """Service time: it does not jump unless an operator has accepted a step."""
+        return self.steady() + self.state.accepted
+
+    def latest(self) -> Seconds:
+        """The later of service time and the wall clock: by it tokens expire.
+
+        None is valid for longer because a step of the wall clock is held.
+        """
+        return max(self.clock(), self.steady.wall())
+
+    def look_at_clock(self) -> None:
+        """Compare the wall clock with service time."""
+        self.steady.look(self.state.accepted)
 
     def _fresh_state(self) -> State:
         return State(self.settings.policy, self.settings.discipline)
@@ -128,7 +147,14 @@ class Plant:
     async def start(self) -> None:
         """Read the journal, then follow it and try to lead; returns when it is known who does."""
         self._loop = asyncio.get_running_loop()
-        self.replica.state = await self.in_thread(load, self.store, self._fresh_state())
+        state = await self.in_thread(load, self.store, self._fresh_state())
+        reached = await self.in_thread(self.store.reached)
+        if self.source is None:
+            # The last entry may be later than what was kept along with the lease.
+            reached = max(reached, state.at - state.accepted)
+            most = self.settings.clock_max_gap_hours * 3600
+            self.steady.begin(reached, state.accepted, most)
+        self.replica.state = state
         self.loaded = True
         self._follow()
         self._keeper.start()
@@ -240,8 +266,10 @@ class Plant:
         self._on_loop(self._end_office)
 
     def leader_is(self, leader: Leader | None) -> None:
-        """Somebody else leads, or nobody."""
+        """Another process leads, or none; time goes by the leader's, whatever clock is here."""
         self.leader = leader
+        if leader is not None and leader.steady and self.source is None:
+            self.steady.keep_within(leader.steady, leader.steady + self.settings.lease_seconds)
 
     def trouble(self, what: str | None) -> None:
         """The store cannot be reached, or can be again."""
@@ -271,11 +299,12 @@ class Plant:
             follower.stop()
         self.epoch = epoch
         self.leader = None
+        self.steady.keep_within(self.state.at - self.state.accepted)
         self.writer = Writer(
             self.store,
             self._fresh_state,
             epoch,
-            self.clock,
+            self.steady,
             Ids(self.clock),
             self._deliver,
             self.timer,

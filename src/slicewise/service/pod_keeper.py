@@ -184,9 +184,10 @@ class PodKeeper:
         if self._ticks % _TICKS_A_SCAN == 0:  # what nobody was told about, if there is any
             for uid, held in everything_held(site.state).items():
                 binder.held.setdefault(uid, held)
-        late = site.plant.clock() - site.settings.extender_active_seconds - _SPARE_SECONDS
+        now = site.plant.clock()
+        late = now - site.settings.extender_active_seconds - _SPARE_SECONDS
         for uid, held in list(binder.held.items()):
-            if uid not in binder.bound and held.since < late:
+            if uid not in binder.bound and not late <= held.since <= now:
                 self._doubtful.setdefault(uid)
         for uid in [uid for uid in self._doubtful if not binder.busy[uid]][:_A_TICK]:
             del self._doubtful[uid]

@@ -12,7 +12,7 @@ import msgspec
 from starlette.types import ASGIApp
 
 from slicewise.catalog import Catalog
-from slicewise.control.ports import Clock, Store
+from slicewise.control.ports import Store
 from slicewise.core.errors import SlicewiseError
 from slicewise.service.app import App
 from slicewise.service.first_start import furnish, token_file
@@ -23,12 +23,15 @@ from slicewise.service.routes import Route, Router
 from slicewise.service.settings import Settings
 from slicewise.service.site import Site
 from slicewise.service.source import Source
+from slicewise.service.steady import SteadyClock
 from slicewise.service.table import ROUTES
 
 log = logger()
 
 _TICK_SECONDS = 5.0
 _LOOK_SECONDS = 0.01
+_CLOCK_SECONDS = 0.1
+"""How often the wall clock is looked at, so that a short step is told as well."""
 
 
 class Service:
@@ -38,7 +41,7 @@ class Service:
         self,
         store: Store,
         settings: Settings,
-        clock: Clock = time.time,
+        steady: SteadyClock | None = None,
         timer: Callable[[], float] = time.perf_counter,
         pages: ASGIApp | None = None,
         routes: Sequence[Route] = (),
@@ -54,7 +57,7 @@ class Service:
         for file in settings.geometry:
             catalog = catalog.with_file(file)
         self.settings = settings
-        self.plant = Plant(store, settings, clock, timer, source)
+        self.plant = Plant(store, settings, steady, timer, source)
         self.site = Site(self.plant, settings, catalog)
         every = (*ROUTES, *routes)
         self.site.document = msgspec.json.encode(document(every))
@@ -80,6 +83,7 @@ class Service:
         self.plant.on_followed = self.site.metrics.count_followed
         await self.plant.start()
         self._tasks.append(asyncio.create_task(self._tick()))
+        self._tasks.append(asyncio.create_task(self._watch_clock()))
         self._tasks.append(asyncio.create_task(self.site.history.run()))
         for companion in self._companions:
             self._tasks.append(asyncio.create_task(companion(self.site)))
@@ -112,6 +116,11 @@ class Service:
                 self.plant.fail(str(error))
             return
         self.plant.furnished = True
+
+    async def _watch_clock(self) -> None:
+        while True:
+            self.plant.look_at_clock()
+            await asyncio.sleep(_CLOCK_SECONDS)
 
     async def _tick(self) -> None:
         while True:

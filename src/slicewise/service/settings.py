@@ -289,6 +289,15 @@ class Settings:
         float,
         Key("lease.seconds", _number(0.5, 3600), "How long a leader leads without being heard of."),
     ] = 10.0
+    clock_max_gap_hours: Annotated[
+        float,
+        Key(
+            "clock.max_gap_hours",
+            _number(0, 24 * 365),
+            "How far ahead of the last known time the clock may be at a start; further is a step, "
+            "which is held.",
+        ),
+    ] = 1.0
     agents_lost_seconds: Annotated[
         float,
         Key(

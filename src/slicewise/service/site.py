@@ -108,7 +108,7 @@ class Site:
 
     def check(self, caller: Caller) -> None:
         """Refuse a caller whose token has been revoked or has expired since the request began."""
-        caller.check(self.state, self.plant.clock())
+        caller.check(self.state, self.plant.latest())
 
     async def _owner(self, acts_for: str, tenant: str) -> str:
         """Whose keys those are; a tenant whose name was another's before has keys of its own."""

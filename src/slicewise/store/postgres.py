@@ -225,8 +225,8 @@ class PostgresStore(SqlStore):
         with self.session() as connection:
             epoch: int | None = connection.exec_driver_sql(
                 f"UPDATE leader SET epoch = epoch + 1, holder = %s, address = %s, "
-                f"until = {self._now} + %s WHERE until <= {self._now} RETURNING epoch",
-                (holder, address, seconds),
+                f"until = {self._now} + %s, lease = %s WHERE NOT {self._runs} RETURNING epoch",
+                (holder, address, seconds, seconds),
             ).scalar()
         return epoch
 

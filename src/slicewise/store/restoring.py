@@ -54,7 +54,7 @@ def _fill(connection: Connection, contents: Contents, tick: Tick) -> int:
         tick(len(page))
     # Greater than any that was ever written down, and than that of whoever leads here by chance.
     present = connection.execute(select(leader.c.epoch)).scalar_one()
-    connection.execute(update(leader).values(epoch=max(epoch, present) + 1, until=0.0))
+    connection.execute(update(leader).values(epoch=max(epoch, present) + 1, until=0.0, steady=0.0))
     return count
 
 

@@ -84,6 +84,15 @@ class SqlStore(ABC):
 
     _now: ColumnElement[float]
     """The database's clock, in seconds since the epoch."""
+
+    @property
+    def _runs(self) -> str:
+        """Whether the leader's lease runs; one that ends too far ahead does not.
+
+        Its end was reckoned before the clock was set back, and may be days away.
+        """
+        return f"(until > {self._now} AND until <= {self._now} + lease)"
+
     _stretch: int | None = None
     """How many rows one look into the history may pass over, if that is limited."""
 
@@ -236,13 +245,21 @@ class SqlStore(ABC):
 
     # Leadership
 
-    def renew(self, epoch: int, seconds: float) -> bool:
-        """Lead for so long from now on."""
+    def renew(self, epoch: int, seconds: float, steady: Seconds) -> bool:
+        """Lead for so long from now on, and keep the steady time."""
         with self.session() as connection:
             done = connection.execute(
-                update(leader).where(leader.c.epoch == epoch).values(until=self._now + seconds)
+                update(leader)
+                .where(leader.c.epoch == epoch)
+                .values(until=self._now + seconds, lease=seconds, steady=steady)
             )
         return done.rowcount == 1
+
+    def reached(self) -> Seconds:
+        """The steady time that the last leader kept."""
+        with self.session() as connection:
+            kept: Seconds = connection.execute(select(leader.c.steady)).scalar_one()
+        return kept
 
     def resign(self, epoch: int) -> None:
         """Let the lease end now."""
@@ -253,9 +270,13 @@ class SqlStore(ABC):
         """Who leads, if somebody's lease runs."""
         with self.session() as connection:
             found = connection.execute(
-                select(leader.c.epoch, leader.c.holder, leader.c.address, leader.c.until).where(
-                    leader.c.until > self._now
-                )
+                select(
+                    leader.c.epoch,
+                    leader.c.holder,
+                    leader.c.address,
+                    leader.c.until,
+                    leader.c.steady,
+                ).where(literal_column(self._runs))
             ).one_or_none()
         return None if found is None else Leader(*found)
 

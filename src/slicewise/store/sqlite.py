@@ -264,8 +264,8 @@ class SqliteStore(SqlStore):
         with self.transaction() as connection:
             done = connection.exec_driver_sql(
                 f"UPDATE leader SET epoch = epoch + 1, holder = ?, address = ?, "
-                f"until = {self._now} + ? WHERE until <= {self._now}",
-                (holder, address, seconds),
+                f"until = {self._now} + ?, lease = ? WHERE NOT {self._runs}",
+                (holder, address, seconds, seconds),
             )
             if not done.rowcount:
                 return None

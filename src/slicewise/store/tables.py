@@ -74,6 +74,8 @@ leader = Table(
     Column("holder", Text, nullable=False),
     Column("address", Text, nullable=False),
     Column("until", Double, nullable=False),
+    Column("lease", Double, nullable=False),
+    Column("steady", Double, nullable=False),
     CheckConstraint("id = 1", name="leader_is_one"),
 )
-"""One row: who leads, or led last."""
+"""One row: who leads, or led last, for how long at a time, and the steady time it kept."""

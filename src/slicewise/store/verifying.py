@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,9 +10,12 @@ import msgspec
 
 from slicewise.control import image as images_room
 from slicewise.control.entries import (
+    EARLIEST,
+    LATEST,
     Allocated,
     AnyEntry,
     Cause,
+    ClockSet,
     Ended,
     NodePhase,
     Queued,
@@ -33,12 +35,7 @@ from slicewise.store.contents import Contents, StoredAnswer, StoredImage, Stored
 from slicewise.store.occupancy import Held, Occupancy
 from slicewise.store.sql import SqlStore
 
-BACKWARD_SECONDS = 3600.0
-"""A clock may be set back, and another leader's may be behind; by more than this is a finding."""
-AHEAD_SECONDS = 86400.0
 MAX_FINDINGS = 1000
-EARLIEST = 946_684_800.0
-"""The year 2000: no clock that was ever set shows less."""
 
 
 @dataclass
@@ -65,22 +62,21 @@ class Report:
             self.more += 1
 
 
-def verify(source: SqlStore | Contents, tick: Tick = no_tick, now: Seconds | None = None) -> Report:
+def verify(source: SqlStore | Contents, tick: Tick = no_tick) -> Report:
     """Replay the journal from its beginning, and hold everything against it."""
     report = Report()
     contents = source.contents() if isinstance(source, SqlStore) else source
-    _Inspection(contents, report, time.time() if now is None else now).run(tick)
+    _Inspection(contents, report).run(tick)
     return report
 
 
 class _Inspection:
     """One pass through the contents of a store."""
 
-    def __init__(self, contents: Contents, report: Report, now: Seconds) -> None:
+    def __init__(self, contents: Contents, report: Report) -> None:
         self._contents = contents
         self._report = report
         self._add = report.add
-        self._now = now
         self._images: dict[int, Image] = {}
         self._promised: dict[str, tuple[int, str]] = {}
         """By id that an answer speaks of: the row it must be in front of, and the answer."""
@@ -88,6 +84,8 @@ class _Inspection:
         """None once the journal could not be applied any further."""
         self._occupancy = Occupancy()
         self._last: StoredRow | None = None
+        self._moved: Seconds = 0
+        """How far the last row moved service time, if it did."""
 
     def run(self, tick: Tick) -> None:
         contents, report = self._contents, self._report
@@ -146,12 +144,14 @@ class _Inspection:
             self._add(f"the journal jumps from entry {self._last.seq} to {row.seq}")
             self._state = None
         self._look_at_stamp(row)
-        self._last = row
+        self._last, self._moved = row, 0
         try:
             entry = decode(row.data)
         except msgspec.DecodeError as error:
             self._give_up(f"entry {row.seq} cannot be read: {error}")
             return
+        if isinstance(entry, ClockSet):
+            self._moved = entry.by
         if row.filed not in (None, (kind(entry), *concerns(entry))):
             self._add(f"entry {row.seq} is filed under {row.filed}, which it is not about")
         for problem in self._occupancy.take(entry):
@@ -183,10 +183,10 @@ class _Inspection:
         last = self._last
         if not self._is_time(row.at):
             self._add(f"entry {row.seq} was written at an impossible time, {row.at}")
-        elif last is not None and row.at < last.at - BACKWARD_SECONDS:
+        elif last is not None and row.at < last.at + self._moved:
             self._add(
-                f"entry {row.seq} was written {last.at - row.at:.0f} seconds before the entry "
-                "in front of it"
+                f"entry {row.seq} was written {last.at + self._moved - row.at:.3f} seconds before "
+                "the entry in front of it, and nothing in between says that the clock was set"
             )
         if last is not None and row.epoch < last.epoch:
             self._add(
@@ -200,7 +200,7 @@ class _Inspection:
             )
 
     def _is_time(self, at: Seconds) -> bool:
-        return math.isfinite(at) and EARLIEST <= at <= self._now + AHEAD_SECONDS
+        return math.isfinite(at) and EARLIEST <= at <= LATEST
 
     def _keep_promise(self, entry: AnyEntry, seq: int) -> None:
         match entry:

@@ -53,6 +53,9 @@ def upgrade() -> None:
         sa.Column("holder", sa.Text, nullable=False),
         sa.Column("address", sa.Text, nullable=False),
         sa.Column("until", sa.Double, nullable=False),
+        sa.Column("lease", sa.Double, nullable=False),
+        sa.Column("steady", sa.Double, nullable=False),
         sa.CheckConstraint("id = 1", name="leader_is_one"),
     )
-    op.bulk_insert(leader, [{"id": 1, "epoch": 0, "holder": "", "address": "", "until": 0.0}])
+    nobody = {"epoch": 0, "holder": "", "address": "", "until": 0.0, "lease": 0.0, "steady": 0.0}
+    op.bulk_insert(leader, [{"id": 1, **nobody}])
