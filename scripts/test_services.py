@@ -1,10 +1,10 @@
-"""Find the PostgreSQL and the Chromium that the tests start, and install them where possible.
+"""Find the programs that the tests start, and install them where possible.
 
 Usage: test_services.py
 
-Prints the folder of the PostgreSQL programs and the path of the browser. Where they are missing,
-root on Debian or Ubuntu gets them from the distribution's packages; elsewhere this exits with 1 and
-says what to install.
+Prints the folder of the PostgreSQL programs and the paths of the browser, the proxies and openssl.
+Where they are missing, root on Debian or Ubuntu gets them from the distribution's packages;
+elsewhere this exits with 1 and says what to install.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from pathlib import Path
 
 PACKAGE = "postgresql"
 BROWSER = "chromium"
+PROGRAMS = ("nginx", "haproxy", "openssl")
+"""Packages that are called like the one program the tests want of them."""
 INSTALL_SECONDS = 600
 
 
@@ -69,6 +71,17 @@ def require_chromium() -> Path:
     return _require("Chromium", BROWSER, "the program in CHROMIUM", chromium_program)
 
 
+def require_program(name: str) -> Path:
+    """A program that its package is called by, such as a proxy, installed if need be."""
+
+    def find() -> Path | None:
+        # Programs of the system are not on everyone's path.
+        found = shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin")
+        return Path(found) if found else None
+
+    return _require(name, name, "a folder that holds it in PATH", find)
+
+
 def _require(what: str, package: str, otherwise: str, find: Callable[[], Path | None]) -> Path:
     found = find()
     if found is not None:
@@ -114,6 +127,8 @@ def main() -> int:
     try:
         print(require_postgres())
         print(require_chromium())
+        for name in PROGRAMS:
+            print(require_program(name))
     except MissingServiceError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

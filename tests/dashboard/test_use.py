@@ -271,7 +271,7 @@ def test_the_server_is_lost_and_comes_back(
     server = Server(tmp_path_factory.mktemp("lost"))
     server.start()
     # It comes back where it was, as a service does that is restarted.
-    monkeypatch.setattr("tests.e2e.server._free_port", lambda port=server.address[1]: port)
+    monkeypatch.setattr("tests.e2e.server.free_port", lambda port=server.address[1]: port)
     asked(server, "POST", "/v1/nodes", {"name": "n1", "model": "A100-80GB", "gpus": 2})
     visitor = Visitor(browser, server)
     try:

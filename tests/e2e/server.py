@@ -57,7 +57,7 @@ class Server:
     def launch(self) -> None:
         """Start the process, and do not wait for it."""
         assert not self.runs, "it runs already"
-        self.address = ("127.0.0.1", _free_port())
+        self.address = ("127.0.0.1", free_port())
         host, port = self.address
         command = [*self.prefix, sys.executable, "-m", "slicewise.cli", "serve"]
         command += ["--data", str(self.there or self.data), "--listen", f"{host}:{port}"]
@@ -211,7 +211,7 @@ class Server:
         return "\n".join(lines[-_LAST_LINES:])
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """A port nobody listens on, below those that are given to outgoing connections.
 
     Clients try to connect before the server listens. From among those ports one of them might get

@@ -56,6 +56,7 @@ async def events(site: Site, request: Request) -> Reply:
     return Stream(
         200,
         b"",
+        [(b"x-accel-buffering", b"no")],  # nginx would hold events back
         content=b"text/event-stream; charset=utf-8",
         chunks=_follow(site, request.caller, after, gone),
         receive=request.receive,

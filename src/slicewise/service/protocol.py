@@ -12,7 +12,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from slicewise.control.answers import RefusedError
 from slicewise.service.auth import PEER
-from slicewise.service.framing import Body, Head, read_head
+from slicewise.service.framing import Body, Head, read_head, refused
 from slicewise.service.logs import logger
 from slicewise.service.one_piece import OnePiece
 
@@ -167,13 +167,14 @@ class GuardedProtocol(HttpToolsProtocol):
         """Take some of the body, and return what is behind it."""
         cycle = self.cycle
         content, behind = body.take(data)
+        if cycle.response_complete:
+            self._drained += len(data)
+            if self._drained > DRAIN_BYTES:
+                raise refused("the rest of the body is too long to be skipped")
         if body.complete:
             self._body = None
             self._deaf = self._closes
         if cycle.response_complete:
-            self._drained += len(data)
-            if self._drained > DRAIN_BYTES:
-                self._end()
             return behind
         cycle.body += content
         cycle.more_body = not body.complete

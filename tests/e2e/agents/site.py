@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.server import PATIENCE_SECONDS, Server, _free_port
+from tests.e2e.server import PATIENCE_SECONDS, Server, free_port
 
 from slicewise.fakedriver import Machine
 from slicewise.fakedriver.views import InstanceView
@@ -41,7 +41,7 @@ class SteadyServer(Server):
     def launch(self) -> None:
         """Start the process where it was before."""
         assert not self.runs, "it runs already"
-        self.address = self.host, self.address[1] or _free_port()
+        self.address = self.host, self.address[1] or free_port()
         command = [sys.executable, "-m", "slicewise.cli", "serve", "--data", str(self.data)]
         command += ["--listen", "{}:{}".format(*self.address)]
         if self.database is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import socket
+import ssl
 import time
 from collections.abc import Iterable, Sequence
 from types import TracebackType
@@ -41,9 +42,16 @@ class Answer(NamedTuple):
 class Raw:
     """One connection."""
 
-    def __init__(self, address: Address, patience: float = PATIENCE_SECONDS) -> None:
+    def __init__(
+        self,
+        address: Address,
+        patience: float = PATIENCE_SECONDS,
+        context: ssl.SSLContext | None = None,
+    ) -> None:
         self._socket = socket.create_connection(address, patience)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if context is not None:
+            self._socket = context.wrap_socket(self._socket)
         self._came = b""
 
     def __enter__(self) -> Raw:
@@ -63,7 +71,7 @@ class Raw:
 
     def send(self, *pieces: bytes, pause: float = PAUSE_SECONDS) -> None:
         """Send piece by piece; a server that has closed by then hears no more."""
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(ConnectionError, ssl.SSLEOFError):
             for number, piece in enumerate(pieces):
                 if number:
                     time.sleep(pause)
@@ -146,7 +154,7 @@ class Raw:
     def _more(self) -> bool:
         try:
             more = self._socket.recv(1 << 16)
-        except ConnectionResetError:
+        except (ConnectionResetError, ssl.SSLEOFError):
             more = b""
         self._came += more
         return bool(more)

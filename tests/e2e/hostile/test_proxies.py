@@ -1,0 +1,171 @@
+"""Behind real proxies: clients share connections to the service, and get their own answers."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from tests.e2e.hostile.proxies import Proxy, documented, edited
+from tests.e2e.hostile.raw import Raw
+from tests.e2e.hostile.sender import CHUNKED, OFFERS, WISH, Sender
+from tests.e2e.server import Server
+
+TRIES = int(os.environ.get("SLICEWISE_PROXY_TRIES", "200"))
+VICTIMS = 3
+
+MAP = "map $http_upgrade $connection_upgrade { default upgrade; '' ''; }\n"
+WEBSOCKETS = (
+    ("upstream slicewise {", MAP + "upstream slicewise {"),
+    (
+        'proxy_set_header Connection "";',
+        "proxy_set_header Upgrade $http_upgrade;\n"
+        "    proxy_set_header Connection $connection_upgrade;",
+    ),
+    # The fewer connections, the sooner a victim has that of the attacker.
+    ("keepalive 32", "keepalive 1"),
+)
+UNBUFFERED = (
+    "proxy_read_timeout 90s;",
+    "proxy_read_timeout 90s;\n    proxy_request_buffering off;\n    proxy_buffering off;",
+)
+SHARED = ("option httpchk GET /readyz", "http-reuse always\n    option httpchk GET /readyz")
+
+
+class Case(NamedTuple):
+    """A proxy and how its configuration differs from the manual's."""
+
+    kind: str
+    changes: tuple[tuple[str, str], ...] = ()
+
+
+CASES = {
+    "nginx": Case("nginx"),
+    "nginx, websockets": Case("nginx", WEBSOCKETS),
+    "nginx, websockets, unbuffered": Case("nginx", (*WEBSOCKETS, UNBUFFERED)),
+    "haproxy": Case("haproxy"),
+    "haproxy, shared": Case("haproxy", (SHARED,)),
+    "haproxy, shared, buffered": Case(
+        "haproxy", (SHARED, ("mode http", "mode http\n    option http-buffer-request"))
+    ),
+}
+
+
+@pytest.fixture(params=list(CASES.values()), ids=list(CASES), scope="module")
+def proxy(
+    request: pytest.FixtureRequest, server: Server, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Proxy]:
+    case: Case = request.param
+    text = edited(documented(case.kind), *case.changes)
+    made = Proxy(case.kind, text, Path(tmp_path_factory.mktemp("proxy")), server.address)
+    try:
+        made.wait_until_ready()
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.fixture
+def sender(server: Server) -> Sender:
+    return Sender(server)
+
+
+def attacks(sender: Sender) -> list[Callable[[str], tuple[bytes, bytes]]]:
+    """Each makes the head of a request with this id, and what follows a little later.
+
+    The request in the body takes a while to be answered, since it is written to disk. By then a
+    victim may have the connection.
+    """
+    slow = sender.post("hidden", WISH, path="/v1/allocations")
+
+    def sized(offer: bytes, body: bytes) -> Callable[[str], tuple[bytes, bytes]]:
+        def make(id: str) -> tuple[bytes, bytes]:
+            whole = sender.post(id, body, offer)
+            return whole[: -len(body)], body
+
+        return make
+
+    def chunked(id: str) -> tuple[bytes, bytes]:
+        body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(slow), slow)
+        whole = sender.post(id, body, OFFERS["h2c"] + CHUNKED, length=None)
+        return whole[: -len(body)], body
+
+    def get(id: str) -> tuple[bytes, bytes]:
+        length = b"Content-Length: %d\r\n" % len(slow)
+        return sender.get(id, "/v1/nodes", more=OFFERS["websocket"] + length), slow
+
+    def behind(id: str) -> tuple[bytes, bytes]:
+        return sender.get(id, more=OFFERS["websocket"]), slow
+
+    return [
+        *[sized(offer, slow) for offer in OFFERS.values()],
+        # So long that a proxy which buffers sends it behind the head. Some readers skip the lines.
+        *[sized(OFFERS["websocket"], b"\r\n" * n + slow) for n in (2_000, 10_000, 30_000)],
+        sized(OFFERS["websocket"] + b"Expect: 100-continue\r\n", slow),
+        chunked,
+        get,
+        behind,
+    ]
+
+
+def test_every_client_gets_its_own_answers(proxy: Proxy, sender: Sender) -> None:
+    chance = random.Random(1)
+    kinds = attacks(sender)
+    victims: list[Raw] = [proxy.connect() for _ in range(VICTIMS)]
+    try:
+        for number in range(TRIES):
+            with proxy.connect() as attacker:
+                head, later = kinds[number % len(kinds)](f"attacker-{number}")
+                attacker.send(head, later, pause=chance.choice((0, 0.0003, 0.0006, 0.002)))
+                for place, victim in enumerate(victims):
+                    id = f"victim-{number}-{place}"
+                    path = chance.choice(("/v1/whoami", "/v1/nodes", "/healthz"))
+                    victim.send(
+                        sender.get(id, path) if place else sender.post(id, WISH, b"X-A: b\r\n")
+                    )
+                    answer = victim.answer()
+                    assert answer is not None
+                    assert (answer.status, answer.id) == (200, id), number
+                attacker.done()
+    finally:
+        for victim in victims:
+            victim.close()
+
+
+def test_a_client_that_offers_h2c_gets_what_it_asked_for(proxy: Proxy, sender: Sender) -> None:
+    for number in range(5):
+        with proxy.connect() as raw:
+            id = f"h2c-{number}"
+            raw.send(sender.post(id, WISH, OFFERS["h2c"], path="/v1/allocations"))
+            answer = raw.answer()
+            assert answer is not None
+            assert (answer.status, answer.id) == (201, id)
+
+
+def test_events_come_as_they_happen(proxy: Proxy, sender: Sender) -> None:
+    with proxy.connect() as stream, proxy.connect() as raw:
+        stream.send(sender.get("stream", "/v1/events"))
+        stream.read_until(b"retry")
+        for number in range(3):
+            name = f"t{random.getrandbits(40):x}"
+            body = b'{"name":"%b"}' % name.encode()
+            raw.send(sender.post(f"tenant-{number}", body, path="/v1/tenants"))
+            answer = raw.answer()
+            assert answer is not None
+            assert answer.status == 201
+            stream.read_until(name.encode())
+
+
+def test_large_bodies_and_refusals_pass(proxy: Proxy, sender: Sender) -> None:
+    with proxy.connect() as raw:
+        for number, (size, status) in enumerate(((30_000, 200), (60_000, 200), (70_000, 413)) * 3):
+            body = WISH + b" " * size
+            raw.send(sender.post(f"large-{number}", body))
+            answer = raw.answer()
+            assert answer is not None
+            assert (answer.status, answer.id) == (status, f"large-{number}")
+            if answer.closes:
+                return  # HAProxy does not go on after an answer that came before the end
