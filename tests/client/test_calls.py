@@ -204,6 +204,10 @@ def walk(client: Any) -> set[str]:
     assert do("carry_out", plan.moves) == len(plan.moves) == 1
     assert do("plan").found is True
 
+    # The clock
+    assert do("clock").held is False
+    refused("accept_clock", 3600.0)
+
     # What agents found: nothing here, so tests/client/test_agents.py has more
     assert do("wait_until_active", small[0].id).state in ("placed", "released")
     refused("accept", "n1")

@@ -53,6 +53,8 @@ MAY: dict[str, set[str]] = {
     "defrag": STAFF,
     "followEvents": LOOK,
     "audit": STAFF,
+    "getClock": LOOK,
+    "acceptClock": {"admin"},
     "metrics": {"admin", "operator", "read-only"},
     "openapi": OPEN,
     "healthz": OPEN,

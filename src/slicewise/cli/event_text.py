@@ -11,6 +11,7 @@ from slicewise.control.entries import (
     Allocated,
     AnyEntry,
     Cause,
+    ClockSet,
     Ended,
     ModelEntered,
     Moved,
@@ -86,6 +87,8 @@ def _told(entry: AnyEntry) -> str:
             return geometry.model
         case Overtaken(tickets):
             return ", ".join(f"number {one} {times} times" for one, times in tickets.items())
+        case ClockSet(by):
+            return f"service time moved by {by:+.3f} seconds"
         case TurnTaken(turn):
             return f"to {turn}"
         case _:

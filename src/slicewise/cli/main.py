@@ -14,6 +14,7 @@ from slicewise.cli import (
     agent,
     allocations,
     bench,
+    clock,
     defrag,
     demo,
     estate,
@@ -67,6 +68,7 @@ app.command("top")(watching.top)
 app.add_typer(estate.nodes, name="nodes")
 app.add_typer(estate.tenants, name="tenants")
 app.add_typer(estate.tokens, name="tokens")
+app.add_typer(clock.clock, name="clock")
 
 
 @app.callback(invoke_without_command=True)

@@ -27,6 +27,8 @@ from slicewise.control.reports import (
 from slicewise.control.wire import (
     AllocationBody,
     AllocationView,
+    ClockStepView,
+    ClockView,
     NeedBody,
     NewTokenView,
     NodeView,
@@ -45,6 +47,8 @@ __all__ = [
     "ApiError",
     "AsyncClient",
     "Client",
+    "ClockStepView",
+    "ClockView",
     "ClusterView",
     "DryRun",
     "EventView",

@@ -51,6 +51,8 @@ from slicewise.control.reports import (
 from slicewise.control.wire import (
     AllocationBody,
     AllocationView,
+    ClockStepView,
+    ClockView,
     NewTokenView,
     NodeView,
     Quota,
@@ -414,6 +416,14 @@ class Client:
     def readiness(self) -> Readiness:
         """Whether the server asked can do its part."""
         return self._do(calls.readiness())
+
+    def clock(self) -> ClockView:
+        """Service time beside the wall clock of the server asked."""
+        return self._do(calls.clock())
+
+    def accept_clock(self, step_seconds: float) -> ClockStepView:
+        """Let service time go on from the leader's wall clock, which was seen so far ahead."""
+        return self._do(calls.accept_clock(step_seconds))
 
     def audit(
         self,

@@ -37,6 +37,9 @@ from slicewise.control.wire import (
     AllocationView,
     BatchBody,
     BatchView,
+    ClockStepBody,
+    ClockStepView,
+    ClockView,
     DrainBody,
     MovesView,
     NeedBody,
@@ -364,6 +367,17 @@ def carry_out(moves: Sequence[MoveBody]) -> Call[MovesView]:
 def readiness() -> Call[Readiness]:
     """Whether the server can do its part."""
     return Call("GET", "/readyz", Readiness)
+
+
+def clock() -> Call[ClockView]:
+    """Service time and the wall clock."""
+    return Call("GET", _path("clock"), ClockView)
+
+
+def accept_clock(step_seconds: float) -> Call[ClockStepView]:
+    """Accept a step of the wall clock."""
+    body = ClockStepBody(step_seconds=step_seconds)
+    return Call("POST", _path("clock", "accept"), ClockStepView, checked(body), keyed=True)
 
 
 def audit(

@@ -216,9 +216,12 @@ class Evict:
 
 @dataclass(frozen=True, slots=True)
 class SetClock:
-    """Let service time go on so much later, or earlier."""
+    """Let service time go on where the leader's wall clock is."""
 
     by: Seconds
+    """How far that is ahead."""
+    seen: Seconds
+    """How far it was when an operator decided to accept it."""
 
 
 Command = (

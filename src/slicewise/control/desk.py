@@ -148,5 +148,5 @@ class Desk:
                 return self._strangers.adopt(command)
             case Evict():
                 return self._strangers.evict(command)
-            case SetClock(by):
-                return self._estate.set_clock(by)
+            case SetClock():
+                return self._estate.set_clock(command)

@@ -319,6 +319,10 @@ LATEST: Seconds = 4_102_444_800.0
 """The year 2100."""
 
 
+STEP_SECONDS: Seconds = 2.0
+"""A wall clock further away from service time than this was set; one that is nearer is followed."""
+
+
 class ClockSet(Entry, frozen=True, tag="clock-set"):
     """An operator accepted that the wall clock was set: service time goes on from there."""
 

@@ -10,11 +10,13 @@ from slicewise.control.commands import (
     RemoveNode,
     RemoveTenant,
     RevokeToken,
+    SetClock,
     SetTenant,
 )
 from slicewise.control.entries import (
     EARLIEST,
     LATEST,
+    STEP_SECONDS,
     Cause,
     ClockSet,
     ModelEntered,
@@ -22,7 +24,6 @@ from slicewise.control.entries import (
     NodePhase,
     NodeRemoved,
     NodeTurned,
-    Seconds,
     TenantRemoved,
     TenantSet,
     TokenIssued,
@@ -158,10 +159,21 @@ class Estate:
 
     # The clock
 
-    def set_clock(self, by: Seconds) -> Answer:
-        """Let service time go on elsewhere; what is over by then ends next."""
-        before = self._ledger.now
+    def set_clock(self, command: SetClock) -> Answer:
+        """Let service time go on where the wall clock is; what is over by then ends next."""
+        by, before = command.by, self._ledger.now
         after = before + by
+        if abs(by) < STEP_SECONDS:
+            raise RefusedError(
+                409, "the wall clock agrees with service time: there is no step", reason="clock"
+            )
+        if abs(by - command.seen) >= STEP_SECONDS:
+            raise RefusedError(
+                409,
+                f"the leader's wall clock is {by:+.3f} seconds from service time, and "
+                f"{command.seen:+.3f} was to be accepted: look again",
+                reason="clock",
+            )
         if not EARLIEST <= after <= LATEST:
             raise RefusedError(409, "the wall clock shows no time of this century", reason="clock")
         self._ledger.enter(ClockSet(by))

@@ -373,3 +373,5 @@ class Readiness(View, frozen=True):
     """Where writes go."""
     seq: int
     problems: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+    """What should be looked at though it keeps the process from nothing."""

@@ -58,6 +58,12 @@ def readiness(plant: Plant) -> Readiness:
         problems.append("the database does not answer; the log tells more")
     if plant.failure is not None:
         problems.append("the process cannot go on; the log tells more")
+    warnings = []
+    if step := plant.steady.step:
+        way = "ahead of" if step > 0 else "behind"
+        warnings.append(
+            f"the wall clock is {abs(step):.0f} seconds {way} service time, which does not follow"
+        )
     leader = plant.leader
     return Readiness(
         ready=not problems,
@@ -65,6 +71,7 @@ def readiness(plant: Plant) -> Readiness:
         leader=plant.address if plant.leads else leader.address if leader else None,
         seq=plant.replica.seq,
         problems=tuple(problems),
+        warnings=tuple(warnings),
     )
 
 

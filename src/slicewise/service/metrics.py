@@ -290,8 +290,19 @@ class Metrics:
             ("slicewise_journal_seq", "The last entry known here", plant.replica.seq),
             ("slicewise_writer_waiting", "Requests not begun", writer.waiting if writer else 0),
             ("slicewise_event_streams", "Event streams open", self._streams.open),
+            (
+                "slicewise_clock_step_seconds",
+                "By how much the wall clock is ahead of service time while that does not follow",
+                plant.steady.step,
+            ),
         ):
             yield _gauge(name, text, (), [((), value)])
+        yield _counter(
+            "slicewise_clock_steps",
+            "Steps of the wall clock that service time did not follow",
+            (),
+            [((), plant.steady.steps)],
+        )
         yield _counter(
             "slicewise_http_requests",
             "Requests answered",

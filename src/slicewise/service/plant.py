@@ -77,7 +77,10 @@ class Plant:
         self.store = store
         self.source = source
         self.settings = settings
-        self.steady = steady or SteadyClock()
+        # What another system decides is stamped by the wall clock, and shown by it.
+        self.steady = steady or (
+            SteadyClock() if source is None else SteadyClock(running=time.time)
+        )
         self.timer = timer
         self.address = settings.address
         self.replica = Replica(self._fresh_state())

@@ -17,12 +17,10 @@ import time
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from slicewise.control.entries import Seconds
+from slicewise.control.entries import STEP_SECONDS, Seconds
 from slicewise.control.ports import Clock
 from slicewise.service.logs import logger
 
-STEP_SECONDS = 2.0
-"""A wall clock that is further away than this was set; one that is nearer is followed."""
 MAX_SLEW = 0.005
 """By which share steady time may run faster or slower to follow the wall clock."""
 _SLEW_SECONDS = 100.0

@@ -36,6 +36,9 @@ from slicewise.control.wire import (
     AllocationView,
     BatchBody,
     BatchView,
+    ClockStepBody,
+    ClockStepView,
+    ClockView,
     DrainBody,
     MovesView,
     NewTokenView,
@@ -49,6 +52,7 @@ from slicewise.control.wire import (
 from slicewise.service import (
     agents,
     allocations,
+    clock,
     defrag,
     dry_run,
     events,
@@ -235,6 +239,15 @@ ROUTES = (
     Route(
         "GET", "/v1/audit", "audit", "Look back through the journal",
         events.audit, STAFF, {200: EventPage}, query=AuditQuery, tag="events",
+    ),
+    Route(
+        "GET", "/v1/clock", "getClock", "Look at service time and the wall clock",
+        clock.look, LOOKERS, {200: ClockView}, tag="clock",
+    ),
+    Route(
+        "POST", "/v1/clock/accept", "acceptClock", "Let service time go on from the wall clock",
+        clock.accept, ADMIN, {200: ClockStepView}, problems=(409,), body=ClockStepBody, key=True,
+        writes=True, tag="clock",
     ),
     Route(
         "GET", "/metrics", "metrics", "Metrics for Prometheus",

@@ -69,6 +69,8 @@ export function sentence({ kind, entry, subject }) {
       return `the instance ${entry.name} on ${entry.node}, no allocation's, is gone`;
     case "overtaken":
       return "waiting requests were overtaken";
+    case "clock-set":
+      return `service time was moved by ${entry.by} seconds`;
     case "turn-taken":
       return `the policy goes on from GPU ${entry.turn}`;
     default:
