@@ -44,7 +44,7 @@ def test_nothing_is_shown_without_a_token(visit: Visit, server: Server) -> None:
     assert page.get_by_role("navigation").count() == 0
     page.get_by_label("Token").fill("sw_nobodys")
     page.keyboard.press("Enter")
-    expect(page.get_by_role("alert")).to_contain_text("obody knows this token")
+    expect(page.get_by_role("alert")).to_contain_text("this token is not known")
     assert page.evaluate("sessionStorage.length") == 0
     page.get_by_label("Token").fill(server.admin_token)
     page.keyboard.press("Enter")

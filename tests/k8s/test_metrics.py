@@ -47,7 +47,7 @@ class Seen:
         }
 
 
-FLAGS = ("--listen", "127.0.0.1:0", "--lease-seconds", "2")
+FLAGS = ("--listen", "127.0.0.1:0", "--open-metrics", "--lease-seconds", "2")
 
 
 @pytest.fixture

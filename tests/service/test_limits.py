@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.service.house import House
 
+from slicewise.service.rates import Buckets
 from slicewise.service.table import ROUTES
 
 
@@ -151,13 +152,17 @@ def test_the_default_rate(tmp_path: Path) -> None:
         house.close()
 
 
-def test_rates_of_tenants_that_left_are_forgotten(house: House) -> None:
-    from slicewise.service.rates import Rates
-
-    rates = Rates(10, lambda: 0.0)
+def test_buckets_are_bounded_and_the_oldest_is_forgotten() -> None:
+    now = 0.0
+    buckets = Buckets(lambda: now, keep=100)
     for number in range(200):
-        rates.count(house.service.plant.state, f"gone-{number}")
-    assert len(rates._buckets) < 100
+        assert buckets.take(f"client-{number}", 1, 2) == 0
+    assert len(buckets) == 100
+    assert [buckets.take("client-199", 1, 2) for _ in range(2)] == [0, 1]
+    now = 0.5
+    assert buckets.take("client-199", 1, 2) == 0.5
+    now = 10.0
+    assert [buckets.take("client-199", 1, 2) for _ in range(3)] == [0, 0, 1]
 
 
 def test_pages_have_a_limit_of_their_own(tmp_path: Path) -> None:

@@ -41,8 +41,9 @@ class DesiredQuery(Query, frozen=True):
 
 async def hello(site: Site, request: Request) -> Reply:
     """Begin a session; a node that is new is registered."""
-    body = await request.body(HelloBody)
     node = _node(request)
+    site.limits.hello(node)
+    body = await request.body(HelloBody)
     catalog = _catalogued(site, body.model)
     name = body.model if catalog is None else catalog.model
     await site.plant.in_thread(_check_geometry, named(body.geometry, name), catalog)

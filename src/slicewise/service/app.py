@@ -13,11 +13,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from slicewise.control.answers import RefusedError
 from slicewise.control.ports import StoreError
-from slicewise.service.auth import PEER, authenticate, certified
+from slicewise.service.addresses import Addresses, block_of
+from slicewise.service.auth import PEER, certified
 from slicewise.service.http import LARGE, Gone, Reply, Request, Stream, problem
 from slicewise.service.logs import logger
-from slicewise.service.rates import Rates
-from slicewise.service.routes import NoRouteError, Router, WrongMethodError
+from slicewise.service.routes import NoRouteError, Route, Router, WrongMethodError
 from slicewise.service.site import Site
 
 log = logger("slicewise.http")
@@ -34,7 +34,7 @@ class App:
         self.router = router
         self._pages = pages
         self._plant = site.plant
-        self._rates = Rates(site.settings.requests_per_second, site.plant.timer)
+        self._addresses = Addresses(site.settings.trusted_proxies, site.settings.proxies_header)
         self._limit = site.settings.body_bytes
         self._logs = site.settings.log_requests
         self._ids = map("{}{:x}".format, itertools.repeat(secrets.token_hex(4)), itertools.count())
@@ -48,6 +48,7 @@ class App:
         request = Request(scope, receive, self._limit)
         given = request.headers.get(b"x-request-id")
         request.id = given.decode() if given and _ID.fullmatch(given) else next(self._ids)
+        request.address = self._addresses.of(scope)
         with ExitStack() as under_way:
             try:
                 answer = await self._answer(request, under_way)
@@ -78,22 +79,24 @@ class App:
 
     async def _answer(self, request: Request, under_way: ExitStack) -> Reply:
         """The answer to a request; what it holds while it is under way goes on the stack."""
-        route = request.route = self.router.find(request)
+        route = request.route = self._find(request)
         if route.roles is None:
             return await route.handler(self.site, request)
         state, site = self._plant.state, self.site
         if not self._plant.loaded:
             raise RefusedError(503, "the journal is still being read", retry_after=1)
-        header = request.headers.get(b"authorization")
-        known = None
-        if route.certificate and header is None:
-            known = certified(request.scope.get(PEER), site.settings.extender_client_name)
-        caller = request.caller = known or authenticate(state, header, self._plant.latest())
+        caller = None
+        if route.certificate and b"authorization" not in request.headers:
+            name = site.settings.extender_client_name
+            caller = certified(request.scope.get(PEER), name, request.address)
+        caller = request.caller = caller or await site.authenticate(request)
         request.share = caller.share
         under_way.enter_context(site.flights.request(request.share))
         await site.turns.take(request.share)
         if caller.tenant is not None:
-            self._rates.count(state, caller.tenant)
+            site.limits.tenant(state, caller.tenant)
+        elif caller.token.node is not None:
+            site.limits.agent(caller.token.node)
         if route.writes and self._plant.source is not None:
             raise self._plant.elsewhere()
         if caller.role not in route.roles:
@@ -107,6 +110,17 @@ class App:
         if answer.size > LARGE:
             under_way.enter_context(site.flights.answer(request.share, answer.size))
         return answer
+
+    def _find(self, request: Request) -> Route:
+        """The route of a request; where that needs no token, the client's address has a limit."""
+        try:
+            route = self.router.find(request)
+        except RefusedError:
+            self.site.limits.visitor(block_of(request.address))
+            raise
+        if route.roles is None and not route.unlimited:
+            self.site.limits.visitor(block_of(request.address))
+        return route
 
     def _pace(self, request: Request) -> Callable[[], Awaitable[None]]:
         """What a large answer waits for between its pieces: the caller's turn."""

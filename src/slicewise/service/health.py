@@ -7,7 +7,8 @@ from typing import Literal
 from slicewise.control.answers import Answer, RefusedError, said
 from slicewise.control.reports import Health, Readiness
 from slicewise.control.wire import encode
-from slicewise.service.auth import WATCHERS, authenticate
+from slicewise.service.addresses import block_of
+from slicewise.service.auth import WATCHERS
 from slicewise.service.http import Reply, Request, reply
 from slicewise.service.plant import Plant
 from slicewise.service.site import Site
@@ -76,10 +77,11 @@ def readiness(plant: Plant) -> Readiness:
 
 
 async def metrics(site: Site, request: Request) -> Reply:
-    """Everything for Prometheus; needs a token that sees all, unless they are open."""
-    if not site.settings.open_metrics:
-        header = request.headers.get(b"authorization")
-        caller = authenticate(site.state, header, site.plant.latest())
+    """Everything for Prometheus; needs a token that sees all, unless set otherwise."""
+    if site.settings.metrics_public:
+        site.limits.visitor(block_of(request.address))
+    else:
+        caller = await site.authenticate(request)
         if caller.role not in WATCHERS:
             raise RefusedError(403, f"a token of role {caller.role} may not do this")
         caller.must_see_all()

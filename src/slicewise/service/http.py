@@ -52,6 +52,7 @@ class Request:
 
     __slots__ = (
         "_limit",
+        "address",
         "caller",
         "headers",
         "id",
@@ -74,6 +75,8 @@ class Request:
         """What stands in the path where its route has a name in braces."""
         self.id = ""
         self.caller: Caller = NOBODY  # until it is known who asks
+        self.address = ""
+        """The client's network address."""
         self.route: Route | None = None
         self.share: Hashable = None
         """With whom the caller shares its turns and limits: its tenant, or its token."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import (
@@ -19,6 +20,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from slicewise.control.actors import Failure
 from slicewise.control.agents import UNKNOWN
 from slicewise.control.entries import Allocated, Ended, Queued, Rejected, Row, Served
 from slicewise.control.hardware import PartTurned, Phase
@@ -26,6 +28,7 @@ from slicewise.control.writer import Batch
 from slicewise.core.fragmentation import Reading
 from slicewise.service.capacity import Capacity
 from slicewise.service.contacts import Contacts
+from slicewise.service.failures import Failures
 from slicewise.service.plant import Plant
 from slicewise.service.streams import Streams
 
@@ -71,11 +74,14 @@ class Metrics:
         streams: Streams,
         contacts: Contacts,
         capacity: Callable[[], Capacity],
+        failures: Failures,
     ) -> None:
         self._plant = plant
         self._contacts = contacts
         self._streams = streams
         self._capacity = capacity
+        self._failures = failures
+        self._limited: Counter[str] = Counter()
         self._requests: Counter[tuple[str, str, int]] = Counter()
         self._seconds: dict[str, Histogram] = {}
         self._placed: Counter[tuple[str, str]] = Counter()
@@ -102,6 +108,10 @@ class Metrics:
         if histogram is None:
             histogram = self._seconds[route] = Histogram(_SECONDS)
         histogram.observe(seconds)
+
+    def count_limited(self, limit: str) -> None:
+        """A request was held up or refused, since its sender asks too often."""
+        self._limited[limit] += 1
 
     def count_batch(self, batch: Batch) -> None:
         """A batch of this process's own decisions was committed."""
@@ -302,6 +312,18 @@ class Metrics:
             "Steps of the wall clock that service time did not follow",
             (),
             [((), plant.steady.steps)],
+        )
+        yield _counter(
+            "slicewise_authentication_failures",
+            "Requests without a valid token",
+            ("reason",),
+            [((why,), self._failures.by_reason[why]) for why in get_args(Failure)],
+        )
+        yield _counter(
+            "slicewise_rate_limited",
+            "Requests refused or held up by a rate limit",
+            ("limit",),
+            [((limit,), count) for limit, count in self._limited.items()],
         )
         yield _counter(
             "slicewise_http_requests",

@@ -133,6 +133,8 @@ def statuses(route: Route) -> set[int]:
         found.add(422)
     if route.roles is None:
         found -= {503} - set(route.problems)
+        if not route.unlimited:
+            found.add(429)
     return found | {431}  # the URL and headers may be too long for any route
 
 

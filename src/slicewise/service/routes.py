@@ -42,6 +42,8 @@ class Route:
     tag: str = ""
     certificate: bool = False
     """Whether one may ask with a client's certificate instead of a token."""
+    unlimited: bool = False
+    """Whether it has no limit by address although it needs no token, or limits for itself."""
 
     @property
     def parameters(self) -> list[str]:

@@ -64,6 +64,7 @@ async def serve(service: Service, listener: socket.socket, ready: Callable[[str]
     over = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, over.set)
+    log.info("metrics", access="public" if settings.metrics_public else "with a token")
     # It listens before the journal has been read, so that health can be asked for meanwhile.
     serving = asyncio.create_task(server.serve([listener]))
     starting = asyncio.create_task(service.start(settings.advertise or reached_at(url)))

@@ -30,6 +30,7 @@ log = logger()
 
 _TICK_SECONDS = 5.0
 _LOOK_SECONDS = 0.01
+_SUMMARY_SECONDS = 10.0
 _CLOCK_SECONDS = 0.1
 """How often the wall clock is looked at, so that a short step is told as well."""
 
@@ -83,6 +84,7 @@ class Service:
         self.plant.on_followed = self.site.metrics.count_followed
         await self.plant.start()
         self._tasks.append(asyncio.create_task(self._tick()))
+        self._tasks.append(asyncio.create_task(self._summarize()))
         self._tasks.append(asyncio.create_task(self._watch_clock()))
         self._tasks.append(asyncio.create_task(self.site.history.run()))
         for companion in self._companions:
@@ -116,6 +118,14 @@ class Service:
                 self.plant.fail(str(error))
             return
         self.plant.furnished = True
+
+    async def _summarize(self) -> None:
+        try:
+            while True:
+                await asyncio.sleep(_SUMMARY_SECONDS)
+                self.site.failures.summarize()
+        finally:
+            self.site.failures.summarize()
 
     async def _watch_clock(self) -> None:
         while True:

@@ -19,6 +19,7 @@ from slicewise.control.desk import QUEUED_PER_TENANT
 from slicewise.core.errors import SlicewiseError, UnknownNameError
 from slicewise.engine.queue import Discipline
 from slicewise.policies.registry import policy_class
+from slicewise.service.addresses import FORWARDED, X_FORWARDED_FOR, Network, network
 
 ENVIRONMENT = "SLICEWISE_"
 _CLIENTS = frozenset({"SLICEWISE_SERVER", "SLICEWISE_TOKEN", "SLICEWISE_TOKEN_FILE"})
@@ -62,6 +63,14 @@ def _paths(value: object) -> tuple[Path, ...]:
     if not isinstance(value, list):
         raise ValueError("must be a list of paths")
     return tuple(map(_path, value))
+
+
+def _networks(value: object) -> tuple[Network, ...]:
+    if isinstance(value, str):
+        value = value.split(",")
+    if not isinstance(value, list):
+        raise ValueError("must be a list of networks such as 10.0.0.0/8")
+    return tuple(network(_text(one)) for one in value)
 
 
 def _flag(value: object) -> bool:
@@ -214,6 +223,30 @@ class Settings:
             "For every tenant whose quota does not say.",
         ),
     ] = 1000.0
+    agent_requests_per_second: Annotated[
+        float,
+        Key(
+            "limits.agent_requests_per_second",
+            _number(0.001, 1e6),
+            "For every node's agent.",
+        ),
+    ] = 100.0
+    hellos_per_minute: Annotated[
+        float,
+        Key(
+            "limits.hellos_per_minute",
+            _number(0.01, 1e6),
+            "How often a node's agent may begin a session.",
+        ),
+    ] = 20.0
+    strangers_per_second: Annotated[
+        float,
+        Key(
+            "limits.strangers_per_second",
+            _number(0.001, 1e6),
+            "Requests of one client address without a valid token; more are answered late.",
+        ),
+    ] = 100.0
     body_bytes: Annotated[
         int, Key("limits.body_bytes", _whole(1024, 1 << 26), "The largest body of a request.")
     ] = 1 << 16
@@ -357,14 +390,25 @@ class Settings:
         ),
     ] = 30.0
     metrics_public: Annotated[
-        bool | None,
+        bool, Key("metrics.public", _flag, "Serve /metrics without a token.")
+    ] = False
+    trusted_proxies: Annotated[
+        tuple[Network, ...],
         Key(
-            "metrics.public",
-            _flag,
-            "Serve /metrics without a token; unless set, only where nobody but this machine "
-            "can ask.",
+            "proxies.trusted",
+            _networks,
+            "Networks of the proxies in front of the service, which are believed when they say "
+            "for whom they ask.",
         ),
-    ] = None
+    ] = ()
+    proxies_header: Annotated[
+        str,
+        Key(
+            "proxies.header",
+            _one_of(X_FORWARDED_FOR, FORWARDED),
+            "The header in which they say so.",
+        ),
+    ] = X_FORWARDED_FOR
     log_format: Annotated[
         str, Key("log.format", _one_of("text", "json"), "How log lines look.")
     ] = "text"
@@ -399,11 +443,6 @@ class Settings:
     def discipline(self) -> Discipline:
         """How the queue is served."""
         return Discipline(self.backfill, self.overtakes)
-
-    @property
-    def open_metrics(self) -> bool:
-        """Whether metrics are for everybody who can reach the process."""
-        return self.listen.loopback if self.metrics_public is None else self.metrics_public
 
     @property
     def address(self) -> str:

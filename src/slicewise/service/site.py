@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 
 from slicewise.catalog import Catalog
+from slicewise.control.actors import UnauthenticatedError
 from slicewise.control.answers import RefusedError
 from slicewise.control.commands import Command
 from slicewise.control.lives import had_a_namesake
@@ -14,13 +15,15 @@ from slicewise.control.state import State
 from slicewise.engine.explain import Explainer
 from slicewise.policies.base import Policy
 from slicewise.policies.registry import policy
-from slicewise.service.auth import Caller
+from slicewise.service.auth import Caller, authenticate
 from slicewise.service.capacity import Capacity
 from slicewise.service.contacts import Contacts
+from slicewise.service.failures import Failures
 from slicewise.service.history import History
 from slicewise.service.http import Reply, Request, reply
 from slicewise.service.metrics import Metrics
 from slicewise.service.plant import Plant
+from slicewise.service.rates import Limits
 from slicewise.service.settings import Settings
 from slicewise.service.streams import Streams
 from slicewise.service.turns import FairLock, Flights, Turns
@@ -51,7 +54,12 @@ class Site:
         self.contacts = Contacts(plant, settings.agents_lost_seconds)
         plant.replica.on_news = self.contacts.look
         self.streams = Streams(settings.streams, settings.streams_per_tenant)
-        self.metrics = Metrics(plant, self.streams, self.contacts, lambda: self.capacity)
+        self.limits = Limits(settings, plant.timer)
+        self.failures = Failures(self.limits)
+        self.metrics = Metrics(
+            plant, self.streams, self.contacts, lambda: self.capacity, self.failures
+        )
+        self.limits.on_limited = self.metrics.count_limited
         self.history = History(plant, lambda: self.capacity)
         self.document = b"{}"
         """The OpenAPI document of its routes."""
@@ -101,10 +109,20 @@ class Site:
             key = Key(owner, text)
             whole = f"{request.method} {request.path}\n".encode() + request.raw
             digest = hashlib.sha256(whole).hexdigest()
+        self.check(caller)  # by the wall clock as well; the desk goes by service time alone
         told = await self.plant.ask(command, caller.actor, key, digest, request.share)
         if told.replayed:
             return reply(told.answer, REPLAYED)
         return reply(told.answer, _AGAIN) if told.answer.status == 503 else reply(told.answer)
+
+    async def authenticate(self, request: Request) -> Caller:
+        """The bearer of a request's token; without a valid one it is refused, and remembered."""
+        header = request.headers.get(b"authorization")
+        try:
+            return authenticate(self.state, header, self.plant.latest(), request.address)
+        except UnauthenticatedError as refusal:
+            failure = refusal
+        raise await self.failures.note(request.address, failure)
 
     def check(self, caller: Caller) -> None:
         """Refuse a caller whose token has been revoked or has expired since the request began."""

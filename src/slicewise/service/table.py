@@ -251,7 +251,8 @@ ROUTES = (
     ),
     Route(
         "GET", "/metrics", "metrics", "Metrics for Prometheus",
-        health.metrics, None, {200: "text/plain"}, problems=(401, 403), tag="health",
+        health.metrics, None, {200: "text/plain"}, problems=(401, 403, 429), tag="health",
+        unlimited=True,
     ),
     Route(
         "GET", "/openapi.json", "openapi", "This document",
@@ -259,10 +260,10 @@ ROUTES = (
     ),
     Route(
         "GET", "/healthz", "healthz", "Whether the process is alive",
-        health.healthz, None, {200: Health}, tag="health",
+        health.healthz, None, {200: Health}, tag="health", unlimited=True,
     ),
     Route(
         "GET", "/readyz", "readyz", "Whether the process can do its part",
-        health.readyz, None, {200: Readiness, 503: Readiness}, tag="health",
+        health.readyz, None, {200: Readiness, 503: Readiness}, tag="health", unlimited=True,
     ),
 )  # fmt: skip
