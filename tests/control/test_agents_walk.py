@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.control.box import H200, Box, Thing
 from tests.control.office import A100, Office
 
+from slicewise.control.allocation_index import AllocationIndex
 from slicewise.control.commands import (
     AddNode,
     Adopt,
@@ -43,8 +44,8 @@ PROFILES = ("1g.18gb", "1g.18gb+me", "1g.35gb", "2g.35gb", "3g.71gb", "4g.71gb",
 class Watch:
     """Follows the journal row by row, and checks what must hold of every single one."""
 
-    def __init__(self, office: Office) -> None:
-        self.state = office.fresh()
+    def __init__(self, office: Office, index: AllocationIndex | None = None) -> None:
+        self.state = State(office.policy, office.discipline, index)
         self.twin = Occupancy()
         self.seen = 0
         self.failed: set[str] = set()
@@ -125,7 +126,8 @@ def strangers_are_covered(state: State, boxes: list[Box]) -> None:
                 assert covered(state, box, thing), thing
 
 
-def _command(rng: random.Random, office: Office, boxes: list[Box]) -> Command:
+def command(rng: random.Random, office: Office, boxes: list[Box]) -> Command:
+    """Something that a tenant or an operator may ask for."""
     state = office.state
     living = list(state.allocations)
     box = rng.choice(boxes)
@@ -162,7 +164,8 @@ def _command(rng: random.Random, office: Office, boxes: list[Box]) -> Command:
     return rng.choice(drastic)
 
 
-def _agent_step(rng: random.Random, office: Office, box: Box) -> None:
+def agent_step(rng: random.Random, office: Office, box: Box) -> None:
+    """Something that an agent, or somebody else on its node, may do."""
     what = rng.randrange(20)
     if what < 6:
         box.listen(office)
@@ -215,9 +218,9 @@ def test_whatever_agents_do_the_books_are_true(seed: int, steps: int) -> None:
     for _ in range(steps):
         office.now += rng.choice([0, 1, 5])
         if rng.random() < 0.4:
-            office.ask(_command(rng, office, boxes))
+            office.ask(command(rng, office, boxes))
         else:
-            _agent_step(rng, office, rng.choice(boxes))
+            agent_step(rng, office, rng.choice(boxes))
         watch.look(office)
         books(office.state, watch.twin)
         own_are_covered(office.state, boxes)
@@ -240,11 +243,11 @@ def test_whatever_agents_do_the_books_are_true(seed: int, steps: int) -> None:
     for step in range(40):
         box = rng.choice(boxes)
         report = box.report() if rng.random() < 0.5 else None
-        command = _command(rng, offices[0], boxes)
+        asked = command(rng, offices[0], boxes)
         answers = []
         for one in offices:
             one.now = office.now + step
-            answers.append(one.ask(command) if report is None else box.tell(one, report))
+            answers.append(one.ask(asked) if report is None else box.tell(one, report))
         assert answers[0] == answers[1] == answers[2]
     assert offices[0].rows == offices[1].rows == offices[2].rows
 
@@ -263,11 +266,11 @@ def test_in_the_end_the_hardware_is_what_was_decided(seed: int, steps: int) -> N
     for _ in range(steps):
         office.now += 1
         if rng.random() < 0.4:
-            command = _command(rng, office, boxes)
-            if not isinstance(command, RemoveNode | AddNode | Evict | Adopt):
-                office.ask(command)
+            asked = command(rng, office, boxes)
+            if not isinstance(asked, RemoveNode | AddNode | Evict | Adopt):
+                office.ask(asked)
         else:
-            _agent_step(rng, office, rng.choice(boxes))
+            agent_step(rng, office, rng.choice(boxes))
 
     # The trouble is over: every agent starts anew, and nobody but the agents does anything.
     for box in boxes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ from tests.service.house import House
 
 from slicewise import load_geometry
 from slicewise.control.geometries import record_of
+from slicewise.control.wire import encode
 from slicewise.service.auth import Caller
 from slicewise.service.devices import gpu_views
-from slicewise.service.overview import _node, all_devices
 
 GEOMETRY = msgspec.to_builtins(record_of(load_geometry("H200-141GB")))
 GPUS = ("GPU-0", "GPU-1")
@@ -426,8 +427,8 @@ def test_what_an_agent_tells_is_shown(house: House, agent: Agent) -> None:
     house.delete(f"/v1/allocations/{ended['id']}")
     node = state.nodes["gpu-07"]
     caller = Caller(next(iter(state.tokens.values())))
-    records = [*state.allocations.values(), *state.leaving.values()]
-    assert all_devices([_node(node)], records, caller) == gpu_views(state, node, caller)
+    shown = house.get("/v1/cluster?gpus=true").json()["devices"]
+    assert shown == json.loads(encode(gpu_views(state, node, caller)))
 
     text = house.get("/metrics").text
     for line in (

@@ -94,6 +94,7 @@ class Managed:
     def _node_held(self, entry: NodeHeld, row: Row) -> None:
         node, agent = self.node(entry.node)
         node.holds = entry.reasons
+        self._state.changed(node.name)
         for index in range(len(node.gpus)):
             self._hold(node, agent, index)
 
@@ -104,6 +105,7 @@ class Managed:
         else:
             agent.gpu_holds.pop(entry.gpu, None)
         self._hold(node, agent, entry.gpu)
+        self._state.changed(node.name)
 
     def _hold(self, node: NodeStanding, agent: AgentStanding, index: int) -> None:
         cluster = self._state.cluster
@@ -135,6 +137,7 @@ class Managed:
     def _foreign_seen(self, entry: ForeignSeen, row: Row) -> None:
         node, agent = self.node(entry.node)
         self._unblock(agent, entry.name)
+        self._state.changed(node.name)
         found = entry.foreign
         agent.foreign[entry.name] = found
         if found.blocks:
@@ -152,7 +155,8 @@ class Managed:
         self._state.stir(node)
 
     def _foreign_gone(self, entry: ForeignGone, row: Row) -> None:
-        _, agent = self.node(entry.node)
+        node, agent = self.node(entry.node)
+        self._state.changed(node.name)
         self._unblock(agent, entry.name)
         del agent.foreign[entry.name]
         agent.evicted.pop(entry.name, None)

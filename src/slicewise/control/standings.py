@@ -51,6 +51,8 @@ class NodeStanding:
     """Why it takes no new instances whatever its phase, by keyword."""
     desired: int = 0
     """The last entry that changed what should be on it."""
+    version: int = 0
+    """Another one whenever something that is shown of it changes."""
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from slicewise.control.allocation_index import AllocationIndex
 from slicewise.control.entries import (
     Allocated,
     AllocationRecord,
@@ -55,13 +56,24 @@ from slicewise.engine.scheduler import Scheduler
 class State:
     """Nodes, tenants, tokens, allocations and the queue, as the journal leaves them."""
 
-    def __init__(self, policy: str = "default", discipline: Discipline | None = None) -> None:
+    def __init__(
+        self,
+        policy: str = "default",
+        discipline: Discipline | None = None,
+        index: AllocationIndex | None = None,
+    ) -> None:
         self.seq = 0
         """The last entry applied."""
         self.at: Seconds = 0.0
         """Service time at that entry; the next one is not earlier."""
         self.accepted: Seconds = 0.0
         """How far operators have moved service time ahead of steady time, all steps together."""
+        self.index = index
+        """Of its allocations, where they are to be listed."""
+        self.layout = 0
+        """How often nodes have joined or left."""
+        self._changes = 0
+        """How often a node has changed: their versions count on."""
         self.geometries: dict[str, Geometry] = {}
         self.cluster = Cluster()
         self.scheduler = Scheduler(self.cluster, policy)
@@ -142,9 +154,12 @@ class State:
         self.nodes[entry.node] = NodeStanding(
             entry.node, node.geometry, node.gpus, NodePhase.READY, entry.labels
         )
+        self.layout += 1
+        self.changed(entry.node)
 
     def _node_turned(self, entry: NodeTurned, row: Row) -> None:
         self.nodes[entry.node].phase = entry.phase
+        self.changed(entry.node)
         if entry.phase is NodePhase.READY:
             self.cluster.resume(entry.node)
         else:
@@ -154,6 +169,7 @@ class State:
         self.managed.clear(self.nodes[entry.node])
         self.cluster.remove_node(entry.node)
         gone = self.nodes.pop(entry.node)
+        self.layout += 1
         self.gpus[gone.geometry] -= len(gone.gpus)
 
     # Tenants and tokens
@@ -201,7 +217,7 @@ class State:
             reason="",
             detail="",
         )
-        self.allocations[allocation.id] = allocation
+        self._keep(allocation)
         number = self.tickets.pop(allocation.id)
         self.tenants[allocation.tenant].waiting -= 1
         del self.waits_for[number]
@@ -215,6 +231,8 @@ class State:
     def _ended(self, entry: Ended, row: Row) -> None:
         identity = entry.allocation.id
         gone = self.allocations.pop(identity)
+        if self.index is not None:
+            self.index.remove(identity)
         tenant = self.tenants[gone.tenant]
         del tenant.allocations[identity]
         number = self.tickets.pop(identity, None)
@@ -236,7 +254,7 @@ class State:
 
     def _leave(self, ended: AllocationRecord, ids: tuple[int, ...]) -> None:
         """Keep the slices of an allocation that has ended until its instances are gone."""
-        self.leaving[ended.id] = leaving(ended)
+        self._keep(leaving(ended))
         kept = []
         for part, instance in zip(ended.parts, ids, strict=True):
             kept.append(NOWHERE if part.phase is None else instance)
@@ -260,7 +278,7 @@ class State:
         self.owner[made.id] = allocation.id
         ids[entry.index] = made.id
         self.instances[allocation.id] = tuple(ids)
-        self.allocations[allocation.id] = msgspec.structs.replace(allocation, parts=tuple(parts))
+        self._keep(msgspec.structs.replace(allocation, parts=tuple(parts)))
 
     def _overtaken(self, entry: Overtaken, row: Row) -> None:
         for number, times in entry.tickets.items():
@@ -273,8 +291,14 @@ class State:
         self.at += entry.by
         self.accepted += entry.by
 
+    def _keep(self, record: AllocationRecord) -> None:
+        """Keep an allocation as it is from here on: among the living, or those that are leaving."""
+        (self.allocations if record.ended is None else self.leaving)[record.id] = record
+        if self.index is not None:
+            self.index.put(record)
+
     def _add(self, allocation: AllocationRecord) -> None:
-        self.allocations[allocation.id] = allocation
+        self._keep(allocation)
         self.tenants[allocation.tenant].allocations[allocation.id] = None
 
     def _settle(self, allocation: AllocationRecord) -> None:
@@ -306,6 +330,7 @@ class State:
     def _arrive(self, part: Part) -> None:
         node = self.nodes[part.node]
         node.instances += 1
+        self.changed(part.node)
         if part.phase is not None:
             self._turn(None, part.phase)
             self.stir(node)
@@ -314,6 +339,7 @@ class State:
         self.cluster.release(instance)
         del self.owner[instance]
         self.nodes[part.node].instances -= 1
+        self.changed(part.node)
 
     def _charge(self, tenant: TenantStanding, part: Part, sign: int) -> None:
         usage = tenant.usage
@@ -382,7 +408,8 @@ class State:
         changed = msgspec.structs.replace(
             record, parts=(*record.parts[:index], part, *record.parts[index + 1 :])
         )
-        (self.allocations if record.ended is None else self.leaving)[record.id] = changed
+        self._keep(changed)
+        self.changed(part.node)
 
     def vacate(self, record: AllocationRecord, index: int, part: Part) -> None:
         """An instance that was leaving is gone: its slices are free."""
@@ -392,6 +419,8 @@ class State:
         self.set_part(record, index, part)
         if all(one == NOWHERE for one in ids):
             del self.leaving[record.id], self.instances[record.id]
+            if self.index is not None:
+                self.index.remove(record.id)
         else:
             self.instances[record.id] = tuple(ids)
 
@@ -406,13 +435,16 @@ class State:
             self.owner[made.id] = record.id
             self._arrive(part)
             ids.append(made.id)
-        self.leaving[record.id] = record
+        self._keep(record)
         self.instances[record.id] = tuple(ids)
 
     def disown(self, records: Iterable[AllocationRecord]) -> None:
         """Let what is leaving be nobody's: its tenant is gone, and another may have its name."""
         for record in list(records):
-            self.leaving[record.id] = msgspec.structs.replace(record, tenant="")
+            self._keep(msgspec.structs.replace(record, tenant=""))
+            for part in record.parts:
+                if part.node in self.nodes:
+                    self.changed(part.node)
 
     def ended(self, record: AllocationRecord) -> AllocationRecord:
         """An allocation that has ended, as it stands by now."""
@@ -428,6 +460,12 @@ class State:
         """Something else should be on a node with the entry that is being applied."""
         node.desired = self.seq + 1
         self.stirred.add(node.name)
+        self.changed(node.name)
+
+    def changed(self, node: str) -> None:
+        """Something that is shown of a node is another from here on."""
+        self._changes += 1
+        self.nodes[node].version = self._changes
 
     def canonical(self, request: Request) -> Request:
         """The same request, in the words of all that mean the same to the models known here.

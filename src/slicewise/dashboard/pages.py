@@ -18,7 +18,7 @@ from secrets import token_hex
 from starlette.types import Receive, Scope, Send
 
 from slicewise.control.answers import RefusedError
-from slicewise.service.http import problem
+from slicewise.service.http import knows, problem
 
 VIEWS = (
     "cluster",
@@ -105,7 +105,7 @@ class Pages:
             return
         sent = dict(scope["headers"])
         status, body, headers = 200, file.plain, list(file.headers)
-        if _knows(sent.get(b"if-none-match", b""), file.tag):
+        if knows(sent.get(b"if-none-match", b""), file.tag):
             status, body = 304, b""
         else:
             if b"gzip" in sent.get(b"accept-encoding", b""):
@@ -145,9 +145,3 @@ def _file(name: str, content: bytes, caching: bytes) -> _File:
         (b"permissions-policy", b"camera=(), geolocation=(), microphone=()"),
     ]
     return _File(content, gzip.compress(content, mtime=0), tag, headers)
-
-
-def _knows(condition: bytes, tag: bytes) -> bool:
-    """Whether the browser has this very content already."""
-    known = {one.strip().removeprefix(b"W/") for one in condition.split(b",")}
-    return tag in known or b"*" in known

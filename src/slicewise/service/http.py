@@ -37,8 +37,10 @@ _MAX_PARAMETERS = 32
 _CHALLENGE = (b"www-authenticate", b'Bearer realm="slicewise"')
 LARGE = 1 << 16
 """Bytes of a body that are sent in one piece; the rest waits until the client has read some."""
-_NOT_KEPT = (b"cache-control", b"no-store")
-"""What the API answers is true now, and not to be kept by whoever is in between."""
+NOT_KEPT = b"no-store"
+"""What the API answers is true now: caches must not keep it."""
+ASKED_AGAIN = b"private, no-cache"
+"""The caller itself may keep it, and asks each time whether it still holds."""
 
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 
@@ -177,6 +179,10 @@ class Request:
         while (await self.receive())["type"] != "http.disconnect":
             pass
 
+    def knows(self, tag: bytes) -> bool:
+        """Whether the caller has the version with this tag already."""
+        return knows(self.headers.get(b"if-none-match", b""), tag)
+
     def key(self) -> str | None:
         """The idempotency key, if there is one."""
         key = self.headers.get(b"idempotency-key")
@@ -187,6 +193,12 @@ class Request:
                 400, "Idempotency-Key must be 1 to 128 printable ASCII characters", field="header"
             )
         return key.decode("ascii")
+
+
+def knows(condition: bytes, tag: bytes) -> bool:
+    """Whether an If-None-Match header names this tag."""
+    known = {one.strip().removeprefix(b"W/") for one in condition.split(b",")}
+    return tag in known or b"*" in known
 
 
 def refused(error: Exception, what: str) -> RefusedError:
@@ -243,6 +255,7 @@ class Reply:
     """Whether it took as long as it did because there was nothing to tell."""
     more: Sequence[bytes] = ()
     """Further pieces of the body, which may be shared with other replies."""
+    caching: bytes = NOT_KEPT
 
     @property
     def size(self) -> int:
@@ -254,21 +267,18 @@ class Reply:
     ) -> None:
         """Send it, or its head alone; ``pace`` is awaited between the pieces of a large body."""
         size = self.size
-        await send(
-            {
-                "type": "http.response.start",
-                "status": self.status,
-                "headers": [
-                    (b"content-type", self.content),
-                    (b"content-length", b"%d" % size),
-                    _NOT_KEPT,
-                    (b"x-request-id", request_id.encode()),
-                    *self.headers,
-                ],
-            }
-        )
+        headers = [
+            (b"content-type", self.content),
+            (b"content-length", b"%d" % size),
+            (b"cache-control", self.caching),
+            (b"x-request-id", request_id.encode()),
+            *self.headers,
+        ]
+        if self.status == 304:
+            del headers[:2]  # they would be taken for those of what is not sent
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
         body = b"" if head else self.body
-        if size > LARGE and not head:
+        if (self.more or size > LARGE) and not head:
             *pieces, body = self._pieces()
             for piece in pieces:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
@@ -277,9 +287,18 @@ class Reply:
 
     def _pieces(self) -> Iterator[bytes]:
         """The body, cut so that the client must read before more is handed to the system."""
+        joined: list[bytes] = []
+        length = 0
         for part in (self.body, *self.more):
-            for begin in range(0, len(part), LARGE):
-                yield part if len(part) <= LARGE else part[begin : begin + LARGE]
+            if length + len(part) > LARGE:
+                yield b"".join(joined)
+                joined, length = [], 0
+                while len(part) > LARGE:
+                    yield part[:LARGE]
+                    part = part[LARGE:]
+            joined.append(part)
+            length += len(part)
+        yield b"".join(joined)
 
 
 @dataclass(slots=True)
@@ -301,7 +320,7 @@ class Stream(Reply):
         assert self.chunks is not None
         headers = [
             (b"content-type", self.content),
-            _NOT_KEPT,
+            (b"cache-control", self.caching),
             (b"x-request-id", request_id.encode()),
             *self.headers,
         ]

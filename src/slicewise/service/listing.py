@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from bisect import bisect_left, bisect_right
+from itertools import islice
 from typing import Annotated
 
 from msgspec import Meta
 
+from slicewise.control.allocation_index import EVERY, Key, Place, place_of
 from slicewise.control.answers import RefusedError, said
 from slicewise.control.entries import AllocationRecord, AllocationState, Ended
 from slicewise.control.lives import of_one_life, since
@@ -18,10 +18,10 @@ from slicewise.service.http import Reply, Request, reply
 from slicewise.service.pages import PageLimit, PageQuery, Word, cursor_of, mark_of, wrong_cursor
 from slicewise.service.site import Site
 
-_AT_A_TIME = 2000
-"""Allocations looked at before others get their turn."""
-_ROWS_A_PAGE = 5000
-"""Ended allocations looked at for one page; a page may be short, and the next one go on."""
+_AT_A_TIME = 500
+"""Allocations looked at before other requests get their turn."""
+_MOST = 5000
+"""Allocations looked at for one page; a page may be short, and the next one goes on from there."""
 
 
 class ListQuery(PageQuery, frozen=True):
@@ -49,6 +49,10 @@ class _Filter:
         self._query = query
         self._own = own
         self._labels = dict(_label(text) for text in query.label)
+        self.by_keys = query.profile is query.node is query.model is None and (
+            query.state != "releasing" or own is query.tenant is None
+        )
+        """Whether the keys of the index say all of it."""
 
     def __call__(self, record: AllocationRecord) -> bool:
         query, parts = self._query, record.parts
@@ -81,11 +85,9 @@ async def allocations(site: Site, request: Request) -> Reply:
     chosen = _Filter(query, request.caller.tenant)
     total = None
     if query.state in ("released", "failed", "cancelled"):
-        page, following = await _ended(site, query, request.caller.tenant, chosen, limit)
+        page, following = await _ended(site, request, query, chosen, limit)
     else:
-        every = await _living(site, query, request.caller.tenant, chosen)
-        total = len(every)
-        page, following = _page(query, every, limit)
+        page, following, total = await _living(site, request, query, chosen, limit)
     views = tuple(allocation_view(site.state, record) for record in page)
     return reply(said(200, AllocationPage(allocations=views, next=following, total=total)))
 
@@ -94,45 +96,53 @@ _Page = tuple[list[AllocationRecord], str | None]
 
 
 async def _living(
-    site: Site, query: ListQuery, own: str | None, chosen: _Filter
-) -> list[AllocationRecord]:
-    """All that fit, in order."""
-    # The records do not change, so this list is what there is at one moment, however long it
-    # takes to go through it. They are in order already, but for clocks that were set back.
-    state = site.state
-    tenant = own or query.tenant
-    if query.state == "releasing":
-        every = list(state.leaving.values())
-    elif tenant is None:
-        every = list(state.allocations.values())
-    else:
-        standing = state.tenants.get(tenant)
-        every = [state.allocations[i] for i in standing.allocations] if standing else []
-    found: list[AllocationRecord] = []
-    for begin in range(0, len(every), _AT_A_TIME):
-        found += filter(chosen, every[begin : begin + _AT_A_TIME])
-        await asyncio.sleep(0)
-    found.sort(key=_place)
-    return found
-
-
-def _page(query: ListQuery, every: list[AllocationRecord], limit: int) -> _Page:
-    """Those behind the cursor, in the direction asked for."""
+    site: Site, request: Request, query: ListQuery, chosen: _Filter, limit: int
+) -> tuple[list[AllocationRecord], str | None, int | None]:
+    """A page of those that fit, and how many there are where that is known."""
     mark = _living_mark(query.cursor)
-    if query.newest:
-        end = len(every) if mark is None else bisect_left(every, mark, key=_place)
-        page, more = every[max(0, end - limit) : end][::-1], end > limit
-    else:
-        begin = 0 if mark is None else bisect_right(every, mark, key=_place)
-        page, more = every[begin : begin + limit], begin + limit < len(every)
-    return page, cursor_of(f"{page[-1].requested!r} {page[-1].id}") if more else None
+    page: list[AllocationRecord] = []
+    looked = 0
+    while True:
+        state = site.state
+        index = state.index
+        assert index is not None  # a state that is read has one
+        keys = _keys(query, request.caller.tenant)
+        shortest = min(keys, key=index.count)
+        total = index.count(shortest) if len(keys) == 1 and chosen.by_keys else None
+        among = state.leaving if query.state == "releasing" else state.allocations
+        some = list(islice(index.walk(shortest, mark, query.newest), _AT_A_TIME))
+        for _, identity in some:
+            record = among.get(identity)
+            if record is not None and chosen(record):
+                if len(page) == limit:
+                    return page, _cursor(place_of(page[-1])), total
+                page.append(record)
+        if len(some) < _AT_A_TIME:
+            return page, None, total
+        mark = some[-1]
+        looked += len(some)
+        if looked >= _MOST:
+            return page, _cursor(mark), total
+        await site.turns.take(request.share)
 
 
-def _place(record: AllocationRecord) -> tuple[float, str]:
-    return record.requested, record.id
+def _keys(query: ListQuery, own: str | None) -> list[Key]:
+    """The lists of the index that every allocation asked for is in."""
+    if query.state == "releasing":
+        return [("state", "releasing")]
+    keys: list[Key] = [("tenant", name) for name in (own, query.tenant) if name is not None]
+    if query.state is not None:
+        keys.append(("state", query.state))
+    keys += [("label", *_label(text)) for text in query.label]
+    return list(dict.fromkeys(keys)) or [EVERY]
 
 
-def _living_mark(cursor: str | None) -> tuple[float, str] | None:
+def _cursor(place: Place) -> str:
+    requested, identity = place
+    return cursor_of(f"{requested!r} {identity}")
+
+
+def _living_mark(cursor: str | None) -> Place | None:
     mark = mark_of(cursor)
     if mark is None:
         return None
@@ -144,9 +154,9 @@ def _living_mark(cursor: str | None) -> tuple[float, str] | None:
 
 
 async def _ended(
-    site: Site, query: ListQuery, own: str | None, chosen: _Filter, limit: int
+    site: Site, request: Request, query: ListQuery, chosen: _Filter, limit: int
 ) -> _Page:
-    before = before_of(query.cursor)
+    before, own = before_of(query.cursor), request.caller.tenant
     tenant = own or query.tenant
     first = since(site.state, tenant)
     leaving = dict(site.state.leaving)  # the state goes on while somebody looks
@@ -154,7 +164,7 @@ async def _ended(
     def look() -> tuple[list[AllocationRecord], int | None]:
         found: list[AllocationRecord] = []
         seen, at, size = 0, before, max(limit, 500)
-        while len(found) < limit and seen < _ROWS_A_PAGE:
+        while len(found) < limit and seen < _MOST:
             found_rows = site.plant.store.history(
                 before=at, limit=size, tenant=tenant, kinds=("ended",)
             )
@@ -174,7 +184,8 @@ async def _ended(
 
     if own is not None and query.tenant not in (None, own):
         return [], None
-    found, at = await site.plant.in_thread(look)
+    async with site.looking.hold(request.share):
+        found, at = await site.plant.in_thread(look)
     return found, None if at is None else cursor_of(str(at))
 
 

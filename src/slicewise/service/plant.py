@@ -16,6 +16,7 @@ from concurrent.futures import Future as ThreadFuture
 from typing import TypeVar
 
 from slicewise.control.actors import Actor
+from slicewise.control.allocation_index import AllocationIndex
 from slicewise.control.answers import RefusedError
 from slicewise.control.commands import Command
 from slicewise.control.entries import Row, Seconds
@@ -83,7 +84,7 @@ class Plant:
         )
         self.timer = timer
         self.address = settings.address
-        self.replica = Replica(self._fresh_state())
+        self.replica = Replica(self._listed_state())
         self.loaded = False
         self.writer: Writer | None = None
         """While this process leads."""
@@ -145,12 +146,16 @@ class Plant:
     def _fresh_state(self) -> State:
         return State(self.settings.policy, self.settings.discipline)
 
+    def _listed_state(self) -> State:
+        """A state for reads: its allocations can be listed."""
+        return State(self.settings.policy, self.settings.discipline, AllocationIndex())
+
     # Start and stop
 
     async def start(self) -> None:
         """Read the journal, then follow it and try to lead; returns when it is known who does."""
         self._loop = asyncio.get_running_loop()
-        state = await self.in_thread(load, self.store, self._fresh_state())
+        state = await self.in_thread(load, self.store, self._listed_state())
         reached = await self.in_thread(self.store.reached)
         if self.source is None:
             # The last entry may be later than what was kept along with the lease.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import secrets
 
 from slicewise.catalog import Catalog
 from slicewise.control.actors import UnauthenticatedError
@@ -25,6 +26,7 @@ from slicewise.service.metrics import Metrics
 from slicewise.service.plant import Plant
 from slicewise.service.rates import Limits
 from slicewise.service.settings import Settings
+from slicewise.service.snapshot import Snapshots
 from slicewise.service.streams import Streams
 from slicewise.service.turns import FairLock, Flights, Turns
 
@@ -66,8 +68,8 @@ class Site:
         self._again: dict[str, tuple[int, bool]] = {}
         """By tenant: the entry that created it, and whether its name was another's before."""
         self._policies: dict[str, Policy] = {}
-        self._capacity: Capacity | None = None
-        self._explainer: Explainer | None = None
+        self._process = secrets.token_hex(4).encode()
+        self._tools_of: tuple[Capacity, Explainer, Snapshots] | None = None
         self._for: State | None = None
 
     @property
@@ -91,14 +93,23 @@ class Site:
             self._policies[name] = policy(name)
         return self._policies[name]
 
-    def _tools(self) -> tuple[Capacity, Explainer]:
+    @property
+    def snapshots(self) -> Snapshots:
+        """Encodes the state."""
+        return self._tools()[2]
+
+    def tag(self, seq: int, caller: Caller) -> bytes:
+        """What tells apart the versions of the state that callers may have: an ETag."""
+        return b'"%b-%d-%b"' % (self._process, seq, (caller.tenant or "").encode().hex().encode())
+
+    def _tools(self) -> tuple[Capacity, Explainer, Snapshots]:
         """What has tables of its own over the state: made anew only when that is another one."""
         state = self.plant.state
-        if self._capacity is None or self._explainer is None or self._for is not state:
-            self._capacity = Capacity(state)
-            self._explainer = Explainer(state.scheduler)
+        if self._tools_of is None or self._for is not state:
+            capacity = Capacity(state)
+            self._tools_of = capacity, Explainer(state.scheduler), Snapshots(state, capacity)
             self._for = state
-        return self._capacity, self._explainer
+        return self._tools_of
 
     async def write(self, request: Request, command: Command, acts_for: str = "") -> Reply:
         """Have a command carried out, once even if it is sent again with the same key."""
