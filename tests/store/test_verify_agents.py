@@ -12,7 +12,7 @@ import pytest
 from tests.control.box import Box
 from tests.control.office import A100, Office
 from tests.control.test_agents import BEFORE_REPORTS, FOUND_LATER, Site, stranger
-from tests.control.test_agents_walk import _agent_step, _command
+from tests.control.test_agents_walk import agent_step, command
 from tests.store.busy import START
 from tests.store.test_verify import Papers
 
@@ -42,9 +42,9 @@ def fill(store: SqlStore, seed: int, steps: int = 500) -> None:
     for step in range(steps):
         office.now += rng.choice([0, 1, 5])
         if rng.random() < 0.4:
-            office.ask(_command(rng, office, boxes))
+            office.ask(command(rng, office, boxes))
         else:
-            _agent_step(rng, office, rng.choice(boxes))
+            agent_step(rng, office, rng.choice(boxes))
         if step % 50 == 49:
             store.append(epoch, office.rows[written:], [])
             written = len(office.rows)
