@@ -18,7 +18,7 @@ from pathlib import Path
 
 PACKAGE = "postgresql"
 BROWSER = "chromium"
-PROGRAMS = ("nginx", "haproxy", "openssl")
+PROGRAMS = ("nginx", "haproxy", "openssl", "faketime")
 """Packages that are called like the one program the tests want of them."""
 INSTALL_SECONDS = 600
 

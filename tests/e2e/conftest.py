@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import secrets
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from tests.e2e.server import Server
+from tests.e2e.small_disk import SmallDisk
 from tests.e2e.stage import SETTINGS
 
 Tell = Callable[[str], None]
@@ -50,3 +52,24 @@ def open_server(tmp_path: Path) -> Iterator[Open]:
     yield make
     for server in made:
         server.kill()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    """A small disk; needs to be allowed to mount one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    script = 'mount -t tmpfs -o size=48m,mode=700 slicewise-test "$0" && echo ready && exec cat'
+    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, str(folder)]
+    try:
+        keeper = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+    except FileNotFoundError:
+        pytest.skip("unshare is not installed, so there is no small disk")
+    with keeper:
+        assert keeper.stdout is not None
+        said = keeper.stdout.readline().decode().strip()
+        if said != "ready":
+            pytest.skip(f"no small disk can be mounted here: {said}")
+        yield SmallDisk(keeper.pid, folder)

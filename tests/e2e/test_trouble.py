@@ -6,15 +6,11 @@ In each the clients go on all the time. Nobody restarts anything but what was br
 from __future__ import annotations
 
 import asyncio
-import errno
 import resource
 import signal
-import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from pathlib import Path
 
 import psycopg
 import pytest
@@ -22,12 +18,12 @@ from scripts.test_services import require_postgres
 from tests.e2e.conftest import Open, Tell
 from tests.e2e.load import Habits
 from tests.e2e.server import PATIENCE_SECONDS, Server
+from tests.e2e.small_disk import SmallDisk, fill
 from tests.e2e.stage import Stage, perform, verified
 from tests.postgres import PostgresServer, the_server
 
 CALM, TROUBLED = 120, 60
 """Calls answered before and after the trouble, and turned away meanwhile."""
-_FILL = 1 << 20
 
 
 @asynccontextmanager
@@ -88,62 +84,6 @@ async def _reads_go_on(server: Server) -> None:
 # The disk
 
 
-@dataclass(frozen=True)
-class SmallDisk:
-    """A disk of 48 MiB that one process keeps: it is there for those who join that process.
-
-    The process lives for as long as this one holds its input, so that nothing stays behind
-    whatever happens.
-    """
-
-    keeper: int
-    folder: Path
-
-    @property
-    def view(self) -> Path:
-        """Where it is for everybody else."""
-        return Path(f"/proc/{self.keeper}/root{self.folder}")
-
-    def put(self, server: Server) -> None:
-        """Let a server have its data on it."""
-        server.prefix = ["nsenter", "--target", str(self.keeper), "--mount", "--"]
-        server.there, server.data = self.folder / "data", self.view / "data"
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
-    """A small disk; needs to be allowed to mount one."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    script = 'mount -t tmpfs -o size=48m,mode=700 slicewise-test "$0" && echo ready && exec cat'
-    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, str(folder)]
-    try:
-        keeper = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
-    except FileNotFoundError:
-        pytest.skip("unshare is not installed, so there is no small disk")
-    with keeper:
-        assert keeper.stdout is not None
-        said = keeper.stdout.readline().decode().strip()
-        if said != "ready":
-            pytest.skip(f"no small disk can be mounted here: {said}")
-        yield SmallDisk(keeper.pid, folder)
-
-
-def _fill(disk: SmallDisk) -> None:
-    """Leave no room on a disk."""
-    with (disk.view / "ballast").open("ab", buffering=0) as ballast:
-        size = _FILL
-        while size:
-            try:
-                ballast.write(bytes(size))
-            except OSError as error:
-                if error.errno != errno.ENOSPC:
-                    raise
-                size //= 2
-
-
 @asynccontextmanager
 async def _kept_full(disk: SmallDisk) -> AsyncIterator[None]:
     """Leave no room on a disk, also when some is freed; then free what was taken."""
@@ -151,7 +91,7 @@ async def _kept_full(disk: SmallDisk) -> AsyncIterator[None]:
 
     async def keep() -> None:
         while not over.is_set():
-            await asyncio.to_thread(_fill, disk)
+            await asyncio.to_thread(fill, disk)
             await asyncio.sleep(0.005)
 
     keeping = asyncio.create_task(keep())
@@ -195,11 +135,11 @@ def test_killed_on_a_full_disk_it_says_so_and_comes_back_when_there_is_room(
         halt = asyncio.Event()
         show = asyncio.create_task(perform(stage, halt))
         await stage.record.reach(CALM)
-        await asyncio.to_thread(_fill, small_disk)
+        await asyncio.to_thread(fill, small_disk)
         await stage.record.reach_trouble(TROUBLED)
         server.kill()
         halt.set()
-        await asyncio.to_thread(_fill, small_disk)
+        await asyncio.to_thread(fill, small_disk)
         server.launch()
         status = await asyncio.to_thread(server.wait_until_exit)
         last = server.last_lines().splitlines()[-1]
@@ -240,7 +180,7 @@ def test_asked_to_end_on_a_full_disk_it_ends(
     server = open_server("server")
     small_disk.put(server)
     stage = Stage(seed, servers=[server])
-    status = asyncio.run(_asked_to_end(stage, server, lambda: _fill(small_disk)))
+    status = asyncio.run(_asked_to_end(stage, server, lambda: fill(small_disk)))
     assert status == 0, server.last_lines()
     (small_disk.view / "ballast").unlink()
     server.start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from slicewise.control.agent_wire import HelloBody, ReportBody
+from slicewise.control.answers import Answer
 from slicewise.control.entries import GeometryRecord, QuotaRecord, Role, Seconds, Want
 
 
@@ -54,6 +55,8 @@ class Release:
     allocation: str
     tenant: str | None = None
     """Only if it is this tenant's; otherwise it does not exist."""
+    ended: Answer | None = None
+    """What to answer if it does not live any more: it has ended before."""
 
 
 @dataclass(frozen=True, slots=True)

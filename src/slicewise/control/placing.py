@@ -169,10 +169,12 @@ class Placing:
         return said(201, BatchView(allocations=views))
 
     def release(self, command: Release) -> Answer:
-        """End an allocation that lives."""
+        """End an allocation that lives, or say how it ended before."""
         allocation = self._state.allocations.get(command.allocation)
         if allocation is None or command.tenant not in (None, allocation.tenant):
-            raise RefusedError(404, f"no allocation {command.allocation!r} is living")
+            if command.ended is not None:
+                return command.ended
+            raise RefusedError(404, f"no allocation {command.allocation!r}")
         ended = self._state.ended(self.end(allocation, Cause.RELEASED))
         return said(200, allocation_view(self._state, ended))
 

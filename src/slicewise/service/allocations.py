@@ -9,6 +9,7 @@ from slicewise.control.lives import since
 from slicewise.control.views import allocation_view
 from slicewise.control.wire import MAX_BATCH_INSTANCES, AllocationBody, BatchBody
 from slicewise.core.errors import UnknownNameError
+from slicewise.service.auth import Caller
 from slicewise.service.http import Reply, Request, reply
 from slicewise.service.site import Site
 
@@ -67,7 +68,10 @@ def _model(site: Site, name: str, index: int | None) -> str:
 
 async def get(site: Site, request: Request) -> Reply:
     """An allocation, living or ended."""
-    record = await _find(site, request, request.parts[0])
+    identity = request.parts[0]
+    record = await _find(site, request.caller, identity)
+    if record is None:
+        raise _unknown(identity)
     return reply(said(200, allocation_view(site.state, record)))
 
 
@@ -75,32 +79,51 @@ async def release(site: Site, request: Request) -> Reply:
     """End an allocation; one that has ended already is told as it was."""
     identity, caller = request.parts[0], request.caller
     living = site.state.allocations.get(identity)
-    if (living is not None and caller.sees(living.tenant)) or request.key() is not None:
+    if living is not None and caller.sees(living.tenant):
         answered = await site.write(request, Release(identity, caller.tenant), caller.tenant or "")
-        if answered.status != 404:
+        if answered.status != 404:  # it may have ended meanwhile
             return answered
-    elif not site.plant.leads:
+    if not site.plant.leads:
         raise site.plant.elsewhere()
-    record = await _find(site, request, identity)
+    record = await _find(site, caller, identity)
+    ended = None if record is None else said(200, allocation_view(site.state, record))
+    if request.key() is not None:  # the writer knows what was answered to it before
+        return await site.write(
+            request, Release(identity, caller.tenant, ended), caller.tenant or ""
+        )
+    if ended is None:
+        raise _unknown(identity)
     site.check(caller)
-    return reply(said(200, allocation_view(site.state, record)))
+    return reply(ended)
 
 
-async def _find(site: Site, request: Request, identity: str) -> AllocationRecord:
+def _unknown(identity: str) -> RefusedError:
+    return RefusedError(404, f"no allocation {identity!r}")
+
+
+async def _find(site: Site, caller: Caller, identity: str) -> AllocationRecord | None:
+    """The allocation of that id, living or ended, if it exists for the caller.
+
+    For another tenant's the same is done as for one that never was, or the time that takes would
+    tell one from the other.
+    """
     state = site.state
     record = state.allocations.get(identity) or state.leaving.get(identity)
-    if record is None and 0 < len(identity) <= 64 and identity.isascii():
-        record = await _ended(site, identity, since(state, request.caller.tenant))
-    if record is None or not request.caller.sees(record.tenant):
-        raise RefusedError(404, f"no allocation {identity!r}")
-    return record
+    if record is not None and caller.sees(record.tenant):
+        return record
+    if not (0 < len(identity) <= 64 and identity.isascii()):
+        return None
+    return await _ended(site, identity, caller.tenant)
 
 
-async def _ended(site: Site, identity: str, first: int) -> AllocationRecord | None:
-    """One that ended, unless that was before the first entry of whoever asks."""
+async def _ended(site: Site, identity: str, tenant: str | None) -> AllocationRecord | None:
+    """One of a tenant's that ended, unless that was before the tenant's first entry."""
+    first = since(site.state, tenant)
 
     def look() -> AllocationRecord | None:
-        rows = site.plant.store.history(before=None, limit=1, subject=identity, kinds=("ended",))
+        rows = site.plant.store.history(
+            before=None, limit=1, tenant=tenant, subject=identity, kinds=("ended",)
+        )
         entry = rows[0].entry if rows and rows[0].seq >= first else None
         return entry.allocation if isinstance(entry, Ended) else None
 

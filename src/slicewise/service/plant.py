@@ -288,7 +288,7 @@ class Plant:
             if what is None:
                 log.info("store answers again")
             else:
-                log.error("store trouble", problem=what)
+                log.error("store trouble", problem=what, advice="the service tries again by itself")
 
     def fail(self, why: str) -> None:
         """The process cannot go on."""

@@ -260,7 +260,12 @@ class Settings:
     ] = 1 << 14
     page: Annotated[int, Key("limits.page", _whole(1, 1000), "The most items of one page.")] = 1000
     streams: Annotated[
-        int, Key("limits.streams", _whole(0, 100_000), "Event streams at a time.")
+        int,
+        Key(
+            "limits.streams",
+            _whole(0, 100_000),
+            "Event streams at a time; an eighth of them is kept for callers without a tenant.",
+        ),
     ] = 512
     streams_per_tenant: Annotated[
         int,

@@ -190,9 +190,7 @@ class SqliteStore(SqlStore):
         name, text = _name_of(error), str(error.orig)
         path = str(self.path)
         if name == "SQLITE_FULL":
-            return StoreError(
-                f"the disk is full, {path!r} cannot grow: free some space, and it goes on by itself"
-            )
+            return StoreError(f"the disk is full, {path!r} cannot grow: free some space")
         if name.startswith("SQLITE_BUSY"):
             return StoreError(f"another program has {path!r} open: end it, and try again")
         if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
