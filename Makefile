@@ -78,8 +78,9 @@ format: setup ## Fix what can be fixed automatically and format the code
 	$(BIN)/ruff check --fix-only
 	$(BIN)/ruff format
 
-soak: setup ## Long crash and memory runs: 500 cycles on each database, agents at every call, then churn at 10,000 GPUs
+soak: setup ## Long runs: crashes on each database, 20,000 raw HTTP messages, agents at every call, churn at 10,000 GPUs
 	SLICEWISE_CRASH_CYCLES=500 $(BIN)/python -m pytest -q tests/e2e/test_crash.py
+	SLICEWISE_FUZZ_MESSAGES=20000 SLICEWISE_PROXY_TRIES=1000 $(BIN)/python -m pytest -q tests/e2e/hostile/test_fuzz.py tests/e2e/hostile/test_proxies.py
 	SLICEWISE_TENANT_EXAMPLES=200 $(BIN)/python -m pytest -q tests/e2e/test_tenants.py
 	SLICEWISE_AGENT_ROUNDS=5 $(BIN)/python -m pytest -q tests/e2e/agents
 	SLICEWISE_K8S_ROUNDS=1 $(BIN)/python -m pytest -q tests/k8s/test_never_*.py

@@ -33,7 +33,7 @@ LOG_SECONDS = 1.0
 
 _REFUSAL = (
     b"HTTP/1.1 %d %b\r\nconnection: close\r\ncontent-type: application/problem+json\r\n"
-    b"content-length: %d\r\n\r\n%b"
+    b"content-length: %d\r\n\r\n"
 )
 _PHRASES = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}
 
@@ -193,18 +193,18 @@ class GuardedProtocol(HttpToolsProtocol):
     def _refuse(self, refusal: RefusedError) -> None:
         """Answer what cannot be read, unless it has been answered, and end the connection."""
         cycle = self.cycle
-        answered = False
-        if self._body is not None and not cycle.response_complete:
-            # The application is told that the client has left, and can say nothing more.
-            answered = cycle.response_started
+        status, body = refusal.answer()
+        answer = _REFUSAL % (status, _PHRASES[status], len(body))
+        if self._body is None:
+            self.transport.write(answer + body)
+        elif not cycle.response_complete:
+            if not cycle.response_started:
+                head_only = self.scope["method"] == "HEAD"
+                self.transport.write(answer if head_only else answer + body)
+            # The application is told that the client has left, and can send nothing more.
             cycle.disconnected = True
             cycle.waiting_for_100_continue = False
             cycle.message_event.set()
-        elif self._body is not None:
-            answered = True
-        if not answered:
-            status, body = refusal.answer()
-            self.transport.write(_REFUSAL % (status, _PHRASES[status], len(body), body))
         self._log(refusal)
         self._end()
 
