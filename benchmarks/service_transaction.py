@@ -11,16 +11,17 @@ from collections.abc import Iterable, Sequence
 
 from slicewise.control.entries import Row, Seconds
 from slicewise.control.ports import Kept, Key
-from slicewise.store.sql import fenced, out_of_step, record_of
+from slicewise.store.records import Tail, answer_of, fenced, out_of_step, records_of
 from slicewise.store.sqlite import SqliteStore
 
-_STANDING = "SELECT (SELECT epoch FROM leader), (SELECT coalesce(max(seq), 0) FROM journal)"
+_STANDING = "SELECT (SELECT epoch FROM leader), seq, chain FROM head"
 _ROW = (
-    "INSERT INTO journal (seq, at, epoch, actor, origin, kind, tenant, subject, data) "
-    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    "INSERT INTO journal (seq, at, epoch, actor, origin, kind, tenant, subject, data, chain) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _ANSWER = (
-    "INSERT INTO answers (tenant, key, digest, status, body, at, seq) VALUES (?, ?, ?, ?, ?, ?, ?)"
+    "INSERT INTO answers (tenant, key, digest, status, body, at, seq, checksum) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 )
 
 
@@ -33,15 +34,16 @@ def append(
     """What `SqliteStore.append` does, in a transaction of several statements."""
     with store._direct() as driver:
         driver.execute("BEGIN IMMEDIATE")
-        leads, last = driver.execute(_STANDING).fetchone()
+        leads, last, chain = driver.execute(_STANDING).fetchone()
         if leads != epoch:
             raise fenced(epoch)
         if rows and rows[0].seq != last + 1:
             raise out_of_step(rows[0].seq, last)
-        for row in rows:
-            driver.execute(_ROW, record_of(row, epoch))
-            last = row.seq
+        for record in records_of(rows, epoch, chain):
+            driver.execute(_ROW, record)
+            last, chain = record[0], record[-1]
         for key, kept, at in answers:
-            driver.execute(_ANSWER, (*key, kept.digest, *kept.answer, at, last))
+            driver.execute(_ANSWER, answer_of(key, kept, at, last))
+        driver.execute("UPDATE head SET seq = ?, chain = ?", Tail(last, chain))
         driver.execute("COMMIT")
     store._tell_of_rows(last)

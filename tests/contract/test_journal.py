@@ -206,6 +206,9 @@ def test_old_answers_are_forgotten(store: Store) -> None:
 
 def test_the_last_two_images_stay(store: Store) -> None:
     image = image_of(State())
+    with pytest.raises(StoreError, match="no entry 3 of which"):
+        store.keep_image(msgspec.structs.replace(image, seq=3))
+    store.append(lead(store), tenants(1, 12), [])
     for seq in (3, 9, 5, 9, 12):
         store.keep_image(msgspec.structs.replace(image, seq=seq))
     last = store.last_image()

@@ -211,7 +211,7 @@ def test_a_file_that_was_changed(tmp_path: Path, other_home: Home, lines: list[b
         ([b"{}\n"], "damaged"),
         (
             sealed([*lines[:-2], lines[-2].replace(b"kind", b"sort"), lines[-1]]),
-            "of the backup cannot be read",
+            "of the backup is not what was written",
         ),
     ):
         file.write_bytes(gzip.compress(b"".join(changed)))

@@ -73,12 +73,13 @@ def test_findings_are_printed_and_are_exit_1(
     database.close()
     status, out, _ = run(capsys, "verify", "--data", tmp_path)
     assert status == 1
-    assert out.splitlines()[:2] == [
+    assert out.splitlines()[:3] == [
+        "entry 100 is not what was written, or not behind what it followed",
         "entry 100 was written in epoch 5, and the last epoch is 1",
         "entry 101 was written in epoch 1, after entries of epoch 5",
     ]
-    assert out.splitlines()[2].startswith(f"{rows} rows")
-    assert out.endswith(": 2 findings\n")
+    assert out.splitlines()[3].startswith(f"{rows} rows")
+    assert out.endswith(": 3 findings\n")
     status, out, _ = run(capsys, "verify", "--json", "--data", tmp_path)
     assert status == 1
     assert json.loads(out)["clean"] is False

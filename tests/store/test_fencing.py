@@ -50,8 +50,8 @@ class Outside:
         By then it has looked at the epoch.
         """
         self._busy.execute(
-            "INSERT INTO journal (seq, at, epoch, actor, origin, kind, subject, data) "
-            "VALUES (%s, 0, 0, '', '', '', '', '')",
+            "INSERT INTO journal (seq, at, epoch, actor, origin, kind, subject, data, chain) "
+            "VALUES (%s, 0, 0, '', '', '', '', '', '')",
             (seq,),
         )
 

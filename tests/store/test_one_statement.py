@@ -15,17 +15,18 @@ from slicewise.control.answers import Answer
 from slicewise.control.entries import Row, TenantSet
 from slicewise.control.ports import FencedError, Kept, Key, StoreError
 from slicewise.store import open_store
+from slicewise.store.chain import checksum, link
 from slicewise.store.one_statement import (
     FENCED,
     OUT_OF_STEP,
     Line,
     answer_line,
-    checked,
+    moving,
     prepare,
     row_line,
     write,
 )
-from slicewise.store.sql import Record, record_of
+from slicewise.store.records import Record, Tail, records_of
 from slicewise.store.sqlite import SqliteStore
 
 START = 1_700_000_000.123
@@ -34,12 +35,15 @@ CREATE TABLE leader (epoch INTEGER);
 INSERT INTO leader VALUES (7);
 CREATE TABLE journal (
     seq INTEGER PRIMARY KEY, at DOUBLE, epoch INTEGER, actor TEXT, origin TEXT, kind TEXT,
-    tenant TEXT, subject TEXT, data TEXT);
+    tenant TEXT, subject TEXT, data TEXT, chain BLOB);
+CREATE TABLE head (seq INTEGER, chain BLOB);
+INSERT INTO head VALUES (0, X'00');
 CREATE TABLE answers (
     tenant TEXT, key TEXT, digest TEXT, status SMALLINT, body BLOB, at DOUBLE, seq INTEGER,
-    PRIMARY KEY (tenant, key));
+    checksum BLOB, PRIMARY KEY (tenant, key));
 """
 Answered = tuple[Key, Kept, float]
+EMPTY = Tail(0, b"\0")
 
 
 def database(kind: type[sqlite3.Connection] = sqlite3.Connection) -> sqlite3.Connection:
@@ -51,7 +55,7 @@ def database(kind: type[sqlite3.Connection] = sqlite3.Connection) -> sqlite3.Con
 def contents(driver: sqlite3.Connection) -> list[list[tuple[object, ...]]]:
     return [
         driver.execute(f"SELECT * FROM {table} ORDER BY 1, 2").fetchall()
-        for table in ("journal", "answers")
+        for table in ("journal", "answers", "head")
     ]
 
 
@@ -61,11 +65,14 @@ def plainly(
     """What `write` does, a statement for everything: its readable twin."""
     driver.execute("BEGIN")
     for record in records:
-        driver.execute("INSERT INTO journal VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", record)
+        driver.execute("INSERT INTO journal VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", record)
+        driver.execute("UPDATE head SET seq = ?, chain = ?", (record[0], record[-1]))
     last = driver.execute("SELECT coalesce(max(seq), 0) FROM journal").fetchone()[0]
     for (tenant, key), (digest, (status, body)), at in kept:
         values = (tenant, key, digest, status, body, at, last)
-        driver.execute("INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+        driver.execute(
+            "INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*values, checksum(*values))
+        )
     driver.execute("COMMIT")
 
 
@@ -91,49 +98,61 @@ def test_the_same_as_plain_statements(
 ) -> None:
     driver, twin = database(), database()
     prepare(driver)
-    seq = number = 0
+    number = 0
+    tail = EMPTY
     for rows, answered in commits:
-        first = seq + 1 if rows else None
+        before = tail
         records: list[Record] = []
         for at, actor, tenant, data in rows:
-            seq += 1
-            records.append((seq, at, 7, actor, "origin", "kind", tenant, "subject", data))
+            tail = Tail(tail.seq + 1, link(tail.chain, tail.seq + 1, at, 7, actor, "", data))
+            records.append(
+                (tail.seq, at, 7, actor, "", "kind", tenant, "subject", data, tail.chain)
+            )
         kept: list[Answered] = []
         for tenant_, body, at in answered:
             number += 1
             kept.append((Key(tenant_, f"k{number}"), Kept("digest", Answer(201, body)), at))
-        lines: list[Line] = [checked(7, first), *map(row_line, records)]
-        write(driver, [*lines, *(answer_line(*one) for one in kept)])
+        lines: list[Line] = [moving(7, before, tail), *map(row_line, records)]
+        write(driver, [*lines, *(answer_line(*one, tail.seq) for one in kept)])
         plainly(twin, records, kept)
     assert contents(driver) == contents(twin)
 
 
-def a_row(seq: int) -> Line:
-    return row_line(record_of(Row(seq, START, "me", TenantSet(f"t{seq}")), 7))
+def some(first: int, count: int) -> list[Row]:
+    return [Row(seq, START, "me", TenantSet(f"t{seq}")) for seq in range(first, first + count)]
+
+
+def rows_behind(before: Tail, count: int, epoch: int = 7) -> list[Line]:
+    """A commit of so many rows."""
+    records = records_of(some(before.seq + 1, count), epoch, before.chain)
+    after = Tail(records[-1][0], records[-1][-1])
+    return [moving(epoch, before, after), *map(row_line, records)]
 
 
 @pytest.mark.parametrize("count", [3, 300])
 @pytest.mark.parametrize(
-    ("epoch", "first", "spoilt", "why"),
+    ("epoch", "before", "twice", "why"),
     [
-        (6, 1, (), FENCED),
-        (8, 1, (), FENCED),
-        (7, 2, (), OUT_OF_STEP),
-        (7, 1, (a_row(1),), "UNIQUE constraint failed: journal.seq"),
+        (6, EMPTY, 0, FENCED),
+        (8, EMPTY, 0, FENCED),
+        (7, EMPTY._replace(seq=1), 0, OUT_OF_STEP),
+        (7, EMPTY._replace(chain=b"\1"), 0, OUT_OF_STEP),
+        (7, EMPTY, 1, "UNIQUE constraint failed: journal.seq"),
     ],
 )
 def test_nothing_is_left_of_what_is_refused(
-    count: int, epoch: int, first: int, spoilt: tuple[Line, ...], why: str
+    count: int, epoch: int, before: Tail, twice: int, why: str
 ) -> None:
     driver = database()
     prepare(driver)
-    lines = [checked(epoch, first), *map(a_row, range(1, count + 1)), *spoilt]
+    lines = rows_behind(before, count, epoch)
+    lines += lines[1 : 1 + twice]
     with pytest.raises(sqlite3.IntegrityError, match=f"^{why}$"):
         write(driver, lines)
     if driver.in_transaction:  # who called it undoes what took several statements
         driver.execute("ROLLBACK")
-    assert contents(driver) == [[], []]
-    write(driver, [checked(7, 1), a_row(1)])
+    assert contents(driver) == [[], [], [EMPTY]]
+    write(driver, rows_behind(EMPTY, 1))
     assert len(contents(driver)[0]) == 1
 
 
@@ -148,15 +167,12 @@ def test_it_is_one_statement() -> None:
     driver = database(Listening)
     prepare(driver)
     said.clear()
-    write(driver, [checked(7, 1), *map(a_row, range(1, 99))])
+    first = rows_behind(EMPTY, 89)
+    write(driver, first)
     assert said == ["INSERT"]
     said.clear()
-    write(driver, [checked(7, 99), *map(a_row, range(99, 198))])
+    write(driver, rows_behind(Tail(89, first[0][5]), 90))  # type: ignore[arg-type]
     assert said == ["BEGIN", "INSERT", "INSERT", "COMMIT"]
-
-
-def some(first: int, count: int) -> list[Row]:
-    return [Row(seq, START, "me", TenantSet(f"t{seq}")) for seq in range(first, first + count)]
 
 
 @pytest.mark.parametrize("count", [2, 200])

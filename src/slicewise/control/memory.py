@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Iterable, Sequence
 
 from slicewise.control.entries import Row, Seconds, concerns, kind
 from slicewise.control.image import Image
-from slicewise.control.ports import Clock, FencedError, Kept, Key, Leader
+from slicewise.control.ports import Clock, FencedError, Kept, Key, Leader, Span
 
 
 class MemoryJournal:
@@ -72,6 +73,8 @@ class MemoryJournal:
 class MemoryStore(MemoryJournal):
     """A whole store in memory; several services of one process may share it."""
 
+    warnings = ()
+
     def __init__(self, clock: Clock) -> None:
         super().__init__()
         self.epoch = 0
@@ -82,6 +85,7 @@ class MemoryStore(MemoryJournal):
         self._given: dict[Key, Seconds] = {}
         self._changed = threading.Condition()
         self._closed = False
+        self._history = secrets.token_hex(8)
 
     def append(
         self, epoch: int, rows: Sequence[Row], answers: Iterable[tuple[Key, Kept, Seconds]]
@@ -132,6 +136,10 @@ class MemoryStore(MemoryJournal):
     def last_seq(self) -> int:
         """The number of the last row."""
         return len(self.kept_rows)
+
+    def span(self) -> Span:
+        """A history of its own, all of which is kept."""
+        return Span(self._history, (), 0, len(self.kept_rows))
 
     def wait_for_rows(self, after: int, seconds: float) -> bool:
         """Block until there are rows behind ``after``, or so long."""

@@ -15,6 +15,10 @@ class StoreError(SlicewiseError):
     """The journal could not be reached or written; what was to be written may or may not be."""
 
 
+class DamagedError(StoreError):
+    """What the journal keeps is not what was written; what can be done about it is said, too."""
+
+
 class FencedError(SlicewiseError):
     """Somebody else leads by now; nothing was written."""
 
@@ -34,11 +38,15 @@ class Kept(NamedTuple):
     answer: Answer
 
 
+DAMAGED = Kept("", Answer(0, b""))
+"""Stands for an answer that was given and is not as it was written."""
+
+
 class Journal(Protocol):
     """Keeps rows, answers and images; all methods may raise StoreError."""
 
     def answers(self, keys: Sequence[Key]) -> dict[Key, Kept]:
-        """The answers given for these keys, where there are any."""
+        """The answers given for these keys, where there are any; `DAMAGED` for one that is."""
 
     def append(
         self, epoch: int, rows: Sequence[Row], answers: Iterable[tuple[Key, Kept, Seconds]]
@@ -46,7 +54,7 @@ class Journal(Protocol):
         """Make rows and answers durable together, or raise; FencedError if the epoch is over."""
 
     def rows(self, after: int, limit: int) -> list[Row]:
-        """Rows in order, from the one behind ``after`` on."""
+        """Rows in order, from the one behind ``after`` on; DamagedError where they do not fit."""
 
     def history(
         self,
@@ -63,7 +71,7 @@ class Journal(Protocol):
         """
 
     def last_image(self) -> Image | None:
-        """The latest image kept."""
+        """The latest image kept that is as it was written."""
 
     def keep_image(self, image: Image) -> None:
         """Keep an image, so that the next start need not read the whole journal."""
@@ -81,6 +89,19 @@ class Leader(NamedTuple):
     """When its lease ends unless it is renewed, by the database's clock."""
     steady: Seconds
     """Its steady time when it last renewed the lease, or its predecessor's if it has not yet."""
+
+
+class Span(NamedTuple):
+    """Which history a journal tells, and from where to where."""
+
+    history: str
+    """A name of its own; a journal that was restored goes on under another one."""
+    former: tuple[str, ...]
+    """The histories that this one goes on from."""
+    base: int
+    """The last row that is not kept any more; 0 if all are."""
+    last: int
+    """The last row."""
 
 
 class Store(Journal, Protocol):
@@ -111,6 +132,13 @@ class Store(Journal, Protocol):
 
     def last_seq(self) -> int:
         """The number of the last row, 0 if there is none."""
+
+    def span(self) -> Span:
+        """Which history this is, and from where to where it is kept."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What was found damaged and can be done without, in words."""
 
     def wait_for_rows(self, after: int, seconds: float) -> bool:
         """Block until there are rows behind ``after``, or so long; says whether there are."""

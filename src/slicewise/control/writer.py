@@ -26,7 +26,16 @@ from slicewise.control.fair_queue import FairQueue
 from slicewise.control.image import Image, image_of, restore
 from slicewise.control.ledger import NewId
 from slicewise.control.placing import OnPolicyError
-from slicewise.control.ports import Clock, FencedError, Journal, Kept, Key, StoreError, rows_after
+from slicewise.control.ports import (
+    DAMAGED,
+    Clock,
+    FencedError,
+    Journal,
+    Kept,
+    Key,
+    StoreError,
+    rows_after,
+)
 from slicewise.control.state import State
 
 MAX_BATCH = 64
@@ -351,6 +360,8 @@ def _replay(desk: Desk, job: Job, known: Kept) -> Told:
         desk.check(job.actor)
     except RefusedError as refusal:
         return Told(job, refusal.answer())
+    if known is DAMAGED:
+        return Told(job, _ANSWER_DAMAGED)
     if known.digest != job.digest:
         return Told(job, _KEY_REUSED)
     return Told(job, known.answer, replayed=True)
@@ -360,6 +371,11 @@ def _not_available(why: str) -> Answer:
     return RefusedError(503, why).answer()
 
 
+_ANSWER_DAMAGED = RefusedError(
+    500,
+    "the answer kept for this Idempotency-Key is damaged, so this may or may not have been done; "
+    "look at what there is before you ask again with a new key",
+).answer()
 _KEY_REUSED = RefusedError(
     422, "this Idempotency-Key was used for another request; use a new key for a new request"
 ).answer()

@@ -6,12 +6,13 @@ dashboard) follow. So it keeps an image and the latest rows, and nobody can writ
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Callable, Iterable, Sequence
 
 from slicewise.control.entries import Row, Seconds, concerns, kind
 from slicewise.control.image import Image, image_of
-from slicewise.control.ports import FencedError, Kept, Key, Leader, StoreError
+from slicewise.control.ports import FencedError, Kept, Key, Leader, Span, StoreError
 from slicewise.control.state import State
 
 KEEP = 20_000
@@ -20,6 +21,8 @@ KEEP = 20_000
 
 class Recent:
     """A store that follows a controller; for readers it is led by the controller for ever."""
+
+    warnings = ()
 
     def __init__(self, state: State, address: Callable[[], str], keep: int = KEEP) -> None:
         """``state`` is the controller's own; only its thread calls `record`."""
@@ -30,6 +33,8 @@ class Recent:
         self._image = image_of(state)
         self._changed = threading.Condition()
         self._closed = False
+        self._history = secrets.token_hex(8)
+        self._begun = state.seq
         self.trouble = ""
         """Why the controller does not know what is going on, if so."""
 
@@ -60,6 +65,13 @@ class Recent:
         """The number of the last row."""
         with self._changed:
             return self._rows[-1].seq if self._rows else 0
+
+    def span(self) -> Span:
+        """Each process tells a history of its own, as far back as rows are kept."""
+        with self._changed:
+            if not self._rows:
+                return Span(self._history, (), self._begun, self._begun)
+            return Span(self._history, (), self._rows[0].seq - 1, self._rows[-1].seq)
 
     def history(
         self,

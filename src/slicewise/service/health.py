@@ -59,7 +59,7 @@ def readiness(plant: Plant) -> Readiness:
         problems.append("the database does not answer; the log tells more")
     if plant.failure is not None:
         problems.append("the process cannot go on; the log tells more")
-    warnings = []
+    warnings = list(plant.store.warnings)
     if step := plant.steady.step:
         way = "ahead of" if step > 0 else "behind"
         warnings.append(

@@ -298,6 +298,11 @@ class Metrics:
             ("slicewise_is_leader", "Whether this process decides", int(leads)),
             ("slicewise_database_trouble", "Whether the database fails", int(trouble)),
             ("slicewise_journal_seq", "The last entry known here", plant.replica.seq),
+            (
+                "slicewise_images_damaged",
+                "Images of the state that are not what was written",
+                len(plant.store.warnings),
+            ),
             ("slicewise_writer_waiting", "Requests not begun", writer.waiting if writer else 0),
             ("slicewise_event_streams", "Event streams open", self._streams.open),
             (

@@ -20,7 +20,7 @@ import msgspec
 
 from slicewise.control.entries import Seconds
 from slicewise.core.errors import SlicewiseError
-from slicewise.store.contents import Contents, StoredAnswer, StoredImage, StoredRow
+from slicewise.store.contents import Contents, Head, StoredAnswer, StoredImage, StoredRow
 from slicewise.store.sql import SqlStore
 
 FORMAT = 1
@@ -39,12 +39,15 @@ class _Header(_Line, frozen=True, tag="slicewise-backup"):
     format: int
     last_seq: int
     epoch: int
+    head: Head
 
 
 class _Image(_Line, frozen=True, tag="image"):
     seq: int
     at: Seconds
     data: str
+    chain: bytes
+    checksum: bytes
 
 
 class _Answer(_Line, frozen=True, tag="answer"):
@@ -55,6 +58,7 @@ class _Answer(_Line, frozen=True, tag="answer"):
     body: str
     at: Seconds
     seq: int
+    checksum: bytes
 
 
 class _Row(_Line, frozen=True, tag="row"):
@@ -64,6 +68,7 @@ class _Row(_Line, frozen=True, tag="row"):
     actor: str
     origin: str
     data: str
+    chain: bytes
 
 
 class _End(_Line, frozen=True, tag="end"):
@@ -146,7 +151,7 @@ def write(contents: Contents, file: IO[bytes], tick: Tick = no_tick) -> int:
             packed.write(waiting)
             waiting.clear()
 
-        put(_Header(FORMAT, contents.last_seq, contents.epoch))
+        put(_Header(FORMAT, contents.last_seq, contents.epoch, contents.head))
         for image in contents.images():
             put(_Image(*image))
             counts["images"] += 1
@@ -154,7 +159,7 @@ def write(contents: Contents, file: IO[bytes], tick: Tick = no_tick) -> int:
             put(_Answer(*answer))
             counts["answers"] += 1
         for row in contents.rows():
-            put(_Row(row.seq, row.at, row.epoch, row.actor, row.origin, row.data))
+            put(_Row(*row[:-1]))
             counts["rows"] += 1
             tick(1)
         flush()
@@ -181,6 +186,7 @@ class BackupContents:
             )
         self.last_seq = header.last_seq
         self.epoch = header.epoch
+        self.head = header.head
         self._ahead = self._next()
 
     def damage(self) -> list[str]:
@@ -198,7 +204,7 @@ class BackupContents:
     def rows(self) -> Iterator[StoredRow]:
         """The journal in order, and then the end of the file, which must be right."""
         for line in self._section(_Row):
-            yield StoredRow(line.seq, line.at, line.epoch, line.actor, line.origin, line.data)
+            yield StoredRow(*msgspec.structs.astuple(line))
         self._check_end()
 
     def _section(self, kind: type[_Kind]) -> Iterator[_Kind]:

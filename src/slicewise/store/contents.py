@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 from slicewise.control.entries import Seconds
+from slicewise.store.chain import checksum
 
 
 class StoredRow(NamedTuple):
@@ -17,6 +18,8 @@ class StoredRow(NamedTuple):
     actor: str
     origin: str
     data: str
+    chain: bytes
+    """The digest of this row and of all before it."""
     filed: tuple[str, str | None, str] | None = None
     """The kind, tenant and subject under which it is found, where it is found by them."""
 
@@ -31,6 +34,7 @@ class StoredAnswer(NamedTuple):
     body: str
     at: Seconds
     seq: int
+    checksum: bytes
 
 
 class StoredImage(NamedTuple):
@@ -39,6 +43,30 @@ class StoredImage(NamedTuple):
     seq: int
     at: Seconds
     data: str
+    chain: bytes
+    """The digest of row ``seq``."""
+    checksum: bytes
+
+
+class Head(NamedTuple):
+    """Which history a journal tells, and from where to where."""
+
+    history: str
+    former: str
+    """The histories that this one goes on from, the first one first, with blanks between."""
+    base: int
+    """The last row that is not kept any more, 0 if all are."""
+    base_chain: bytes
+    checksum: bytes
+    """Of all of the above."""
+    seq: int
+    """The last row."""
+    chain: bytes
+
+    @property
+    def intact(self) -> bool:
+        """Whether it is as it was written."""
+        return self.checksum == checksum(self.history, self.former, self.base, self.base_chain)
 
 
 class Contents(Protocol):
@@ -47,6 +75,10 @@ class Contents(Protocol):
     @property
     def last_seq(self) -> int:
         """The last row of that moment."""
+
+    @property
+    def head(self) -> Head:
+        """Where the journal begins and ends, as it says itself."""
 
     @property
     def epoch(self) -> int:

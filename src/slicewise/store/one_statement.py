@@ -15,7 +15,7 @@ from itertools import chain
 
 from slicewise.control.entries import Seconds
 from slicewise.control.ports import Kept, Key
-from slicewise.store.sql import Record
+from slicewise.store.records import Record, Tail, answer_of
 
 Line = tuple[int | float | str | bytes | None, ...]
 """What it is, and its columns, as many as a row of the journal has."""
@@ -23,7 +23,7 @@ Line = tuple[int | float | str | bytes | None, ...]
 FENCED = "slicewise: fenced"
 OUT_OF_STEP = "slicewise: out of step"
 _CHECK, _ROW, _ANSWER = range(3)
-_COLUMNS = "abcdefghi"
+_COLUMNS = "abcdefghij"
 _WIDTH = 1 + len(_COLUMNS)
 _TOGETHER = 999 // _WIDTH
 """Lines in one statement: no more values than old versions take."""
@@ -36,18 +36,18 @@ _PREPARE = (
     CREATE TEMP TRIGGER batch_check INSTEAD OF INSERT ON batch WHEN NEW.what = {_CHECK} BEGIN
         SELECT RAISE(ABORT, '{FENCED}') WHERE (SELECT epoch FROM main.leader) IS NOT NEW.a;
         SELECT RAISE(ABORT, '{OUT_OF_STEP}')
-            WHERE NEW.b <> (SELECT coalesce(max(seq), 0) + 1 FROM main.journal);
+            WHERE NOT EXISTS (SELECT 1 FROM main.head WHERE seq = NEW.b AND chain = NEW.c);
+        UPDATE head SET seq = NEW.d, chain = NEW.e WHERE seq <> NEW.d;
     END""",
     f"""
     CREATE TEMP TRIGGER batch_row INSTEAD OF INSERT ON batch WHEN NEW.what = {_ROW} BEGIN
-        INSERT INTO journal (seq, at, epoch, actor, origin, kind, tenant, subject, data)
-            VALUES (NEW.a, NEW.b, NEW.c, NEW.d, NEW.e, NEW.f, NEW.g, NEW.h, NEW.i);
+        INSERT INTO journal (seq, at, epoch, actor, origin, kind, tenant, subject, data, chain)
+            VALUES (NEW.a, NEW.b, NEW.c, NEW.d, NEW.e, NEW.f, NEW.g, NEW.h, NEW.i, NEW.j);
     END""",
     f"""
     CREATE TEMP TRIGGER batch_answer INSTEAD OF INSERT ON batch WHEN NEW.what = {_ANSWER} BEGIN
-        INSERT INTO answers (tenant, key, digest, status, body, at, seq)
-            VALUES (NEW.a, NEW.b, NEW.c, NEW.d, NEW.e, NEW.f,
-                (SELECT coalesce(max(seq), 0) FROM main.journal));
+        INSERT INTO answers (tenant, key, digest, status, body, at, seq, checksum)
+            VALUES (NEW.a, NEW.b, NEW.c, NEW.d, NEW.e, NEW.f, NEW.g, NEW.h);
     END""",
 )
 
@@ -58,9 +58,9 @@ def prepare(driver: sqlite3.Connection) -> None:
         driver.execute(statement)
 
 
-def checked(epoch: int, first: int | None) -> Line:
-    """Comes first: nothing is written unless this epoch leads, and ``first`` is the next row."""
-    return (_CHECK, epoch, first, None, None, None, None, None, None, None)
+def moving(epoch: int, before: Tail, after: Tail) -> Line:
+    """Comes first: nothing is written unless this epoch leads, and the journal ends there."""
+    return (_CHECK, epoch, *before, *after, None, None, None, None, None)
 
 
 def row_line(record: Record) -> Line:
@@ -68,11 +68,9 @@ def row_line(record: Record) -> Line:
     return (_ROW, *record)
 
 
-def answer_line(key: Key, kept: Kept, at: Seconds) -> Line:
-    """An answer that is to be remembered; it belongs to the rows, and comes behind them."""
-    tenant, name = key
-    digest, (status, body) = kept
-    return (_ANSWER, tenant, name, digest, status, body, at, None, None, None)
+def answer_line(key: Key, kept: Kept, at: Seconds, seq: int) -> Line:
+    """An answer that is to be remembered; ``seq`` is the last row when it was given."""
+    return (_ANSWER, *answer_of(key, kept, at, seq), None, None)
 
 
 def write(driver: sqlite3.Connection, lines: Sequence[Line]) -> None:

@@ -14,13 +14,20 @@ from sqlalchemy import URL, Connection, create_engine, event, literal_column
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
-from slicewise.control.answers import Answer
 from slicewise.control.entries import Row, Seconds
 from slicewise.control.ports import Kept, Key, StoreError
 from slicewise.core.errors import SlicewiseError
 from slicewise.store import migrating
 from slicewise.store.patience import Line, Patience
-from slicewise.store.sql import SqlStore, fenced, out_of_step, record_of
+from slicewise.store.records import (
+    Tail,
+    answer_of,
+    fenced,
+    kept_of,
+    out_of_step,
+    records_of,
+)
+from slicewise.store.sql import SqlStore
 
 CALL_SECONDS = 10.0
 """How long a call may take before it is given up."""
@@ -193,21 +200,26 @@ class PostgresStore(SqlStore):
         writing: the server does both, or neither. The row of the leader stays locked until the
         commit, so nobody takes over in between.
         """
-        records = [record_of(row, epoch) for row in rows]
-        kept = [(key.tenant, key.key, kept.digest, *kept.answer, at) for key, kept, at in answers]
-        seqs, times, _, *texts = _columns(records, 9)
-        first, last = (seqs[0], seqs[-1]) if seqs else (None, None)
+        before = self._tail_now()
+        self._tail = None  # until it is known to have been written
+        records = records_of(rows, epoch, before.chain)
+        after = Tail(records[-1][0], records[-1][-1]) if records else before
+        first = records[0][0] if records else before.seq + 1
+        seqs, times, _, *texts, chains = _columns(records, 10)
+        kept = _columns([answer_of(key, kept, at, after.seq) for key, kept, at in answers], 8)
+        ends = (*after, first - 1, before.chain)
         with self.session() as connection:
             done = connection.exec_driver_sql(
                 _APPEND,
-                (epoch, first, first, seqs, times, *texts, last, *_columns(kept, 6), CHANNEL, last),
+                (epoch, *ends, seqs, times, *texts, chains, *kept, CHANNEL, after.seq),
             ).all()
             if done:
+                self._tail = after
                 return
             found = connection.exec_driver_sql(
-                "SELECT epoch, (SELECT coalesce(max(seq), 0) FROM journal) FROM leader"
+                "SELECT epoch, (SELECT seq FROM head) FROM leader"
             ).one()
-        raise fenced(epoch) if found[0] != epoch or first is None else out_of_step(first, found[1])
+        raise fenced(epoch) if found[0] != epoch else out_of_step(first, found[1])
 
     def answers(self, keys: Sequence[Key]) -> dict[Key, Kept]:
         """The answers given for these keys."""
@@ -215,10 +227,7 @@ class PostgresStore(SqlStore):
             found = connection.exec_driver_sql(
                 _ANSWERS, ([key.tenant for key in keys], [key.key for key in keys])
             ).all()
-        return {
-            Key(tenant, key): Kept(digest, Answer(status, bytes(body)))
-            for tenant, key, digest, status, body in found
-        }
+        return {Key(row[0], row[1]): kept_of(*row) for row in found}
 
     def lead(self, holder: str, address: str, seconds: float) -> int | None:
         """Become the leader, if nobody's lease runs by the database's clock."""
@@ -228,6 +237,7 @@ class PostgresStore(SqlStore):
                 f"until = {self._now} + %s, lease = %s WHERE NOT {self._runs} RETURNING epoch",
                 (holder, address, seconds, seconds),
             ).scalar()
+        self._tail = None
         return epoch
 
     def wait_for_rows(self, after: int, seconds: float) -> bool:
@@ -329,29 +339,31 @@ def _columns(rows: Sequence[tuple[Any, ...]], width: int) -> list[list[Any]]:
 
 # %b sends a column as a binary array, in a fifth of the time that text arrays take.
 _APPEND = """
-WITH fence AS (
-    SELECT epoch FROM leader
-    WHERE epoch = %s
-      AND (%s::bigint IS NULL OR %s = (SELECT coalesce(max(seq), 0) + 1 FROM journal))
-    FOR SHARE
+WITH led AS (
+    SELECT epoch FROM leader WHERE epoch = %s FOR SHARE
+), fence AS (
+    UPDATE head SET seq = %s, chain = %s FROM led
+    WHERE head.seq = %s AND head.chain = %s
+    RETURNING led.epoch
 ), written AS (
-    INSERT INTO journal (seq, at, epoch, actor, origin, kind, tenant, subject, data)
-    SELECT r.seq, r.at, fence.epoch, r.actor, r.origin, r.kind, r.tenant, r.subject, r.data
+    INSERT INTO journal (seq, at, epoch, actor, origin, kind, tenant, subject, data, chain)
+    SELECT r.seq, r.at, fence.epoch, r.actor, r.origin, r.kind, r.tenant, r.subject, r.data, r.chain
     FROM fence, unnest(
         %b::bigint[], %b::float8[], %b::text[], %b::text[], %b::text[], %b::text[], %b::text[],
-        %b::text[]
-    ) AS r (seq, at, actor, origin, kind, tenant, subject, data)
+        %b::text[], %b::bytea[]
+    ) AS r (seq, at, actor, origin, kind, tenant, subject, data, chain)
 ), answered AS (
-    INSERT INTO answers (tenant, key, digest, status, body, at, seq)
-    SELECT a.*, coalesce(%s::bigint, (SELECT coalesce(max(seq), 0) FROM journal))
+    INSERT INTO answers (tenant, key, digest, status, body, at, seq, checksum)
+    SELECT a.*
     FROM fence, unnest(
-        %b::text[], %b::text[], %b::text[], %b::smallint[], %b::bytea[], %b::float8[]
+        %b::text[], %b::text[], %b::text[], %b::smallint[], %b::bytea[], %b::float8[],
+        %b::bigint[], %b::bytea[]
     ) AS a
 )
 SELECT pg_notify(%s, %s::text) FROM fence
 """
 _ANSWERS = """
-SELECT a.tenant, a.key, a.digest, a.status, a.body
+SELECT a.tenant, a.key, a.digest, a.status, a.body, a.at, a.seq, a.checksum
 FROM unnest(%b::text[], %b::text[]) AS k (tenant, key)
 JOIN answers AS a ON a.tenant = k.tenant AND a.key = k.key
 """

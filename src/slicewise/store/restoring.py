@@ -13,9 +13,10 @@ from sqlalchemy import Connection, insert, select, update
 from slicewise.control.entries import concerns, decode, kind
 from slicewise.core.errors import SlicewiseError
 from slicewise.store.backups import Tick, no_tick, open_backup
+from slicewise.store.chain import checksum, link, new_history
 from slicewise.store.contents import Contents, StoredRow
 from slicewise.store.sql import SqlStore
-from slicewise.store.tables import answers, images, journal, leader
+from slicewise.store.tables import answers, head, history, images, journal, leader
 
 _AT_ONCE = 2_000
 _Item = TypeVar("_Item")
@@ -36,7 +37,8 @@ def restore(path: Path, store: SqlStore, tick: Tick = no_tick) -> int:
 
 
 def _fill(connection: Connection, contents: Contents, tick: Tick) -> int:
-    epoch, last = contents.epoch, 0
+    begins = contents.head
+    epoch, last, chain = contents.epoch, begins.base, begins.base_chain
     for image in contents.images():
         connection.execute(insert(images), {**image._asdict(), "data": image.data.encode()})
     for some in _pages(contents.answers()):
@@ -46,12 +48,24 @@ def _fill(connection: Connection, contents: Contents, tick: Tick) -> int:
     count = 0
     for page in _pages(contents.rows()):
         for row in page:
-            if last and row.seq != last + 1:
+            if row.seq != last + 1:
                 raise SlicewiseError(f"the backup's journal jumps from entry {last} to {row.seq}")
-            last, epoch = row.seq, max(epoch, row.epoch)
+            if row.chain != link(chain, *row[:-2]):
+                raise SlicewiseError(f"entry {row.seq} of the backup is not what was written")
+            last, epoch, chain = row.seq, max(epoch, row.epoch), row.chain
         connection.execute(insert(journal), [_record(row) for row in page])
         count += len(page)
         tick(len(page))
+    if (last, chain) != (begins.seq, begins.chain):
+        raise SlicewiseError(f"the backup's journal ends at entry {last}, not at {begins.seq}")
+    connection.execute(update(head).values(seq=last, chain=chain))
+    # What follows is another story than what followed where the backup was made.
+    name, former = new_history(), f"{begins.former} {begins.history}".strip()
+    fields = (name, former, begins.base, begins.base_chain)
+    names = ("name", "former", "base", "chain", "checksum")
+    connection.execute(
+        update(history).values(dict(zip(names, (*fields, checksum(*fields)), strict=True)))
+    )
     # Greater than any that was ever written down, and than that of whoever leads here by chance.
     present = connection.execute(select(leader.c.epoch)).scalar_one()
     connection.execute(update(leader).values(epoch=max(epoch, present) + 1, until=0.0, steady=0.0))
@@ -74,6 +88,7 @@ def _record(row: StoredRow) -> dict[str, Any]:
         "tenant": tenant,
         "subject": subject,
         "data": row.data,
+        "chain": row.chain,
     }
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import heapq
+import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
 
-import msgspec
 from sqlalchemy import (
     Connection,
     Select,
@@ -17,27 +17,35 @@ from sqlalchemy import (
     delete,
     func,
     insert,
-    literal,
     literal_column,
     select,
     tuple_,
     update,
 )
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.elements import ColumnElement
 
 from slicewise.control import image as images_room
-from slicewise.control.entries import Row, Seconds, concerns, decode, encode, kind
+from slicewise.control.entries import Row, Seconds
 from slicewise.control.image import Image
-from slicewise.control.ports import FencedError, Kept, Key, Leader, StoreError
-from slicewise.store.contents import StoredAnswer, StoredImage, StoredRow
-from slicewise.store.tables import answers, images, journal, leader
+from slicewise.control.ports import (
+    DamagedError,
+    Kept,
+    Key,
+    Leader,
+    Span,
+    StoreError,
+)
+from slicewise.store.chain import checksum, link
+from slicewise.store.reading import StoreContents, head_of
+from slicewise.store.records import Tail, damaged, ends_early, row_of
+from slicewise.store.tables import answers, head, history, images, journal, leader
 
 IMAGES_KEPT = 2
 """The last image, and one more in case the last is found to be wrong."""
 FORGET_AT_ONCE = 5_000
 """Answers forgotten in one transaction, so that commits get in between."""
-PAGE = 5_000
-"""Rows read at a time when everything is read."""
+_log = logging.getLogger(__name__)
 
 _SELDOM = frozenset(
     {
@@ -56,28 +64,6 @@ _SELDOM = frozenset(
 _NEVER_WRITTEN = "\0"
 """No name has this character, and PostgreSQL will not even look for one that does."""
 
-Record = tuple[int, Seconds, int, str, str, str, str | None, str, str]
-"""A row of the table ``journal``."""
-
-
-def record_of(row: Row, epoch: int) -> Record:
-    """A row as it is kept."""
-    tenant, subject = concerns(row.entry)
-    entry = row.entry
-    data = encode(entry).decode()
-    return (row.seq, row.at, epoch, row.actor, row.origin, kind(entry), tenant, subject, data)
-
-
-def row_of(seq: int, at: Seconds, actor: str, origin: str, data: str) -> Row:
-    """A row as it was."""
-    try:
-        return Row(seq, at, actor, decode(data), origin)
-    except msgspec.DecodeError as error:
-        raise StoreError(
-            f"entry {seq} of the journal cannot be read ({error}): run 'slicewise verify', "
-            "and restore a backup"
-        ) from None
-
 
 class SqlStore(ABC):
     """A store in an SQL database; see `control.ports.Store` for what the methods promise."""
@@ -95,6 +81,12 @@ class SqlStore(ABC):
 
     _stretch: int | None = None
     """How many rows one look into the history may pass over, if that is limited."""
+    _tail: Tail | None = None
+    """Where the journal ends, while this process is known to be the one that writes."""
+    _seen: Tail | None = None
+    """The last row that was read, by whoever reads the furthest."""
+    _faults: Mapping[int, str] = {}
+    """By image that is damaged: what is wrong with it."""
 
     @abstractmethod
     def session(self) -> AbstractContextManager[Connection]:
@@ -129,15 +121,63 @@ class SqlStore(ABC):
     # The journal
 
     def rows(self, after: int, limit: int) -> list[Row]:
-        """Rows in order, from the one behind ``after`` on."""
-        with self.session() as connection:
-            found = connection.execute(_ROWS, {"after": after, "limit": limit}).all()
-        return [row_of(*row) for row in found]
+        """Rows in order, from the one behind ``after`` on, each held against the one before."""
+        for _ in range(2):
+            with self.session() as connection:
+                asked = {"after": after, "limit": limit + 1}
+                found = list(connection.execute(_ROWS, asked))
+                if found:
+                    break
+                ends = head_of(connection)
+            if ends.seq <= after:
+                return []
+            # Unless rows were written between the two looks, some are missing.
+        else:
+            raise ends_early(after, ends.seq)
+        complete = len(found) <= limit
+        *_, base, base_chain, last, last_chain = found[0]
+        if found[0].seq == after:
+            before: bytes = found[0].chain
+            known = self._seen
+            if known is not None and known.seq == after and known.chain != before:
+                raise damaged(f"entry {after} of the journal is not what it was a moment ago")
+            del found[0]
+        elif base == after:
+            before = base_chain
+        else:
+            raise damaged(f"entry {after} of the journal is missing")
+        rows: list[Row] = []
+        for seq, at, epoch, actor, origin, data, chain, *_ in found[:limit]:
+            if seq != after + 1 + len(rows):
+                raise damaged(f"entry {after + 1 + len(rows)} of the journal is missing")
+            if chain != link(before, seq, at, epoch, actor, origin, data):
+                raise damaged(f"entry {seq} of the journal is not what was written")
+            before = chain
+            rows.append(row_of(seq, at, actor, origin, data))
+        ends_at = Tail(after + len(rows), before)
+        if complete and ends_at != (last, last_chain):
+            raise ends_early(ends_at.seq, last)
+        if self._seen is None or self._seen.seq < ends_at.seq:
+            self._seen = ends_at
+        return rows
 
     def last_seq(self) -> int:
         """The number of the last row."""
         with self.session() as connection:
             return _last_seq(connection)
+
+    def span(self) -> Span:
+        """Which history this is, and from where to where it is kept."""
+        with self.session() as connection:
+            found = head_of(connection)
+        return Span(found.history, tuple(found.former.split()), found.base, found.seq)
+
+    def _tail_now(self) -> Tail:
+        """Where the journal ends; read once, and again after whatever went wrong."""
+        if self._tail is None:
+            with self.session() as connection:
+                self._tail = Tail(*connection.execute(select(head.c.seq, head.c.chain)).one())
+        return self._tail
 
     def history(
         self,
@@ -198,20 +238,42 @@ class SqlStore(ABC):
     # Images and answers
 
     def last_image(self) -> Image | None:
-        """The latest image."""
+        """The latest image that is as it was written; an older one, or none, if the last is not.
+
+        The journal behind it says the same, so that only the start takes longer.
+        """
+        faults: dict[int, str] = {}
         with self.session() as connection:
-            found = connection.execute(
-                select(images.c.seq, images.c.data).order_by(images.c.seq.desc()).limit(1)
-            ).one_or_none()
-        if found is None:
-            return None
-        try:
-            return images_room.decode(found.data)
-        except msgspec.DecodeError as error:
-            raise StoreError(
-                f"the image at entry {found.seq} cannot be read ({error}): run 'slicewise verify', "
-                "and restore a backup"
-            ) from None
+            begins = head_of(connection)
+            seqs = connection.execute(select(images.c.seq).order_by(images.c.seq.desc())).scalars()
+            found: Image | None = None
+            for seq in seqs.all():
+                try:
+                    found = self._image(connection, seq)
+                    break
+                except (DamagedError, DBAPIError, TypeError, ValueError) as error:
+                    faults[seq] = f"the image at entry {seq} is damaged"
+                    _log.error("the image at entry %d is damaged: %s", seq, error)
+        self._faults = faults
+        if not begins.intact:
+            raise damaged("the record of where the journal begins is not what was written")
+        if found is None and begins.base > 0:
+            what = " and ".join(faults.values()) or "there is no image of the state"
+            raise damaged(f"{what}, and the journal begins behind entry {begins.base}")
+        return found
+
+    def _image(self, connection: Connection, seq: int) -> Image:
+        stored = connection.execute(_IMAGE, {"seq": seq}).one()
+        if stored.checksum != checksum(seq, stored.data, stored.chain):
+            raise damaged(f"the image at entry {seq} is not what was written")
+        if stored.chain != _chain_at(connection, seq):
+            raise damaged(f"the image at entry {seq} is of another journal")
+        return images_room.decode(stored.data)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is damaged and can be done without."""
+        return tuple(self._faults.values())
 
     def keep_image(self, image: Image) -> None:
         """Keep an image, and drop those that are not needed any more."""
@@ -224,10 +286,25 @@ class SqlStore(ABC):
             .scalar_subquery()
         )
         with self.transaction() as connection:
+            chain = _chain_at(connection, image.seq)
+            if chain is None:
+                raise StoreError(f"there is no entry {image.seq} of which an image could be kept")
             # The same row always has the same image, whoever made it.
             connection.execute(delete(images).where(images.c.seq == image.seq))
-            connection.execute(insert(images), {"seq": image.seq, "at": time.time(), "data": data})
+            connection.execute(
+                insert(images),
+                {
+                    "seq": image.seq,
+                    "at": time.time(),
+                    "data": data,
+                    "chain": chain,
+                    "checksum": checksum(image.seq, data, chain),
+                },
+            )
             connection.execute(delete(images).where(images.c.seq < oldest))
+            kept = connection.execute(select(images.c.seq)).scalars().all()
+        faults = self._faults.items()
+        self._faults = {at: what for at, what in faults if at in kept and at != image.seq}
 
     def forget_answers(self, before: Seconds) -> int:
         """Forget answers given before then, the oldest first, as many as go into a transaction."""
@@ -291,96 +368,18 @@ class SqlStore(ABC):
 
     def contents(self) -> StoreContents:
         """What the store holds now; may be read while others write."""
-        with self.session() as connection:
-            last = _last_seq(connection)
-            epoch = connection.execute(select(leader.c.epoch)).scalar_one()
-        return StoreContents(self, last, epoch)
+        return StoreContents(self)
 
 
-class StoreContents:
-    """What a store held up to a row.
-
-    It is read page by page, so nobody who writes has to wait for long. Rows never change, answers
-    say up to which row they belong, and images are the same whenever they are read.
-    """
-
-    def __init__(self, store: SqlStore, last_seq: int, epoch: int) -> None:
-        self._store = store
-        self.last_seq = last_seq
-        self.epoch = epoch
-
-    def damage(self) -> list[str]:
-        """What the database finds wrong with its files."""
-        return self._store.damage()
-
-    def images(self) -> Iterator[StoredImage]:
-        """The images, the oldest first."""
-        reached = -1
-        while True:
-            with self._store.session() as connection:
-                found = connection.execute(
-                    select(images.c.seq, images.c.at, images.c.data)
-                    .where(images.c.seq > reached, images.c.seq <= self.last_seq)
-                    .order_by(images.c.seq)
-                    .limit(1)
-                ).one_or_none()
-            if found is None:
-                return
-            yield StoredImage(found.seq, found.at, _text(found.data))
-            reached = found.seq
-
-    def answers(self) -> Iterator[StoredAnswer]:
-        """The answers, by tenant and key."""
-        reached = ("", "")
-        columns = answers.c
-        while True:
-            with self._store.session() as connection:
-                found = connection.execute(
-                    select(answers)
-                    .where(
-                        tuple_(columns.tenant, columns.key) > tuple_(*map(literal, reached)),
-                        columns.seq <= self.last_seq,
-                    )
-                    .order_by(columns.tenant, columns.key)
-                    .limit(PAGE)
-                ).all()
-            for row in found:
-                yield StoredAnswer(
-                    row.tenant, row.key, row.digest, row.status, _text(row.body), row.at, row.seq
-                )
-            if len(found) < PAGE:
-                return
-            reached = (found[-1].tenant, found[-1].key)
-
-    def rows(self) -> Iterator[StoredRow]:
-        """The journal in order."""
-        reached = -1
-        while True:
-            with self._store.session() as connection:
-                found = connection.execute(
-                    select(journal)
-                    .where(journal.c.seq > reached, journal.c.seq <= self.last_seq)
-                    .order_by(journal.c.seq)
-                    .limit(PAGE)
-                ).all()
-            if not found:
-                return
-            for seq, at, epoch, actor, origin, kind_, tenant, subject, data in found:
-                yield StoredRow(seq, at, epoch, actor, origin, data, (kind_, tenant, subject))
-            reached = found[-1].seq
-
-
-def fenced(epoch: int) -> FencedError:
-    """What is said to a leader that does not lead any more."""
-    return FencedError(f"epoch {epoch} is over, somebody else leads; nothing was written")
-
-
-def out_of_step(first: int, last: int) -> StoreError:
-    """What is said to a leader that has not read the journal to its end."""
-    return StoreError(
-        f"the journal ends at entry {last}, so entry {first} cannot be written: "
-        "it must be read again first"
-    )
+def _chain_at(connection: Connection, seq: int) -> bytes | None:
+    """The digest of a row, also of the last one that is not kept any more."""
+    found: bytes | None = connection.execute(
+        select(journal.c.chain).where(journal.c.seq == seq)
+    ).scalar()
+    if found is not None:
+        return found
+    begins = head_of(connection)
+    return begins.base_chain if begins.base == seq else None
 
 
 def _last_seq(connection: Connection) -> int:
@@ -393,15 +392,28 @@ def _aside(column: str) -> ColumnElement[str]:
     return literal_column(f"({column} || '')")
 
 
-def _text(data: bytes) -> str:
-    # What we write is UTF-8. Anything else is damage, which `verify` is to find, not to trip over.
-    return data.decode("utf-8", "backslashreplace")
-
-
 _EVERY = select(journal.c.seq, journal.c.at, journal.c.actor, journal.c.origin, journal.c.data)
+_BACKWARD = _EVERY.order_by(journal.c.seq.desc())
 _ROWS = (
-    _EVERY.where(journal.c.seq > bindparam("after"))
+    select(
+        journal.c.seq,
+        journal.c.at,
+        journal.c.epoch,
+        journal.c.actor,
+        journal.c.origin,
+        journal.c.data,
+        journal.c.chain,
+        # In the same look, so that they belong together while others write.
+        *(
+            select(column).scalar_subquery()
+            for column in (history.c.base, history.c.chain, head.c.seq, head.c.chain)
+        ),
+    )
+    .where(journal.c.seq >= bindparam("after"))
     .order_by(journal.c.seq)
     .limit(bindparam("limit"))
 )
-_BACKWARD = _EVERY.order_by(journal.c.seq.desc())
+"""A row, and those behind it."""
+_IMAGE = select(images.c.data, images.c.chain, images.c.checksum).where(
+    images.c.seq == bindparam("seq")
+)

@@ -15,9 +15,8 @@ import msgspec
 from sqlalchemy import URL, Connection, NullPool, create_engine, literal_column
 from sqlalchemy.exc import DBAPIError
 
-from slicewise.control.answers import Answer
 from slicewise.control.entries import Row, Seconds
-from slicewise.control.ports import Kept, Key, StoreError
+from slicewise.control.ports import DamagedError, Kept, Key, StoreError
 from slicewise.core.errors import SlicewiseError
 from slicewise.store import migrating
 from slicewise.store.lockfile import FolderLock
@@ -27,12 +26,13 @@ from slicewise.store.one_statement import (
     STATEMENTS,
     Line,
     answer_line,
-    checked,
+    moving,
     prepare,
     row_line,
     write,
 )
-from slicewise.store.sql import SqlStore, fenced, out_of_step, record_of
+from slicewise.store.records import Tail, fenced, kept_of, out_of_step, records_of
+from slicewise.store.sql import SqlStore
 from slicewise.store.sqlite_mode import Mode, journal_mode
 
 DATABASE = "slicewise.db"
@@ -65,6 +65,8 @@ class SqliteStore(SqlStore):
         self._lock = threading.RLock()
         self._arrived = threading.Condition()
         self._last_seq = 0
+        self._led = False
+        """Whether this process has ever led."""
         self._closed = False
         self.along = ExitStack()
         """What is closed along with the store."""
@@ -106,8 +108,6 @@ class SqliteStore(SqlStore):
             return
         with self.transaction() as connection:
             migrating.upgrade(connection)
-            # Whoever led before does not live any more, or it would hold the lock on the folder.
-            connection.exec_driver_sql("UPDATE leader SET until = 0")
         self._last_seq = self.last_seq()
 
     # The connection
@@ -121,6 +121,9 @@ class SqliteStore(SqlStore):
             except DBAPIError as error:
                 self._after(error)
                 raise self._trouble(error) from error
+            except (TypeError, ValueError) as error:
+                # SQLite hands out whatever stands in the file: text that is none, say.
+                raise self._damaged(str(error)) from error
 
     @contextmanager
     def transaction(self, *, long: bool = False) -> Iterator[Connection]:
@@ -194,13 +197,16 @@ class SqliteStore(SqlStore):
         if name.startswith("SQLITE_BUSY"):
             return StoreError(f"another program has {path!r} open: end it, and try again")
         if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
-            return StoreError(
-                f"the database {path!r} is damaged ({text}): stop the service, run 'slicewise "
-                "verify', and restore a backup into a new folder"
-            )
+            return self._damaged(text)
         if name.startswith("SQLITE_CONSTRAINT"):
             return StoreError(f"what was to be written is there already ({text}): read it again")
         return StoreError(f"the database {path!r} cannot be read or written: {text} ({name})")
+
+    def _damaged(self, why: str) -> DamagedError:
+        return DamagedError(
+            f"the database {str(self.path)!r} is damaged ({why}): stop the service, run 'slicewise "
+            "verify', and restore a backup into a new folder"
+        )
 
     # Writing
 
@@ -208,10 +214,20 @@ class SqliteStore(SqlStore):
         self, epoch: int, rows: Sequence[Row], answers: Iterable[tuple[Key, Kept, Seconds]]
     ) -> None:
         """Make rows and answers durable together."""
-        first = rows[0].seq if rows else None
-        lines: list[Line] = [checked(epoch, first)]
-        lines += [row_line(record_of(row, epoch)) for row in rows]
-        lines += [answer_line(key, kept, at) for key, kept, at in answers]
+        before = self._tail_now()
+        self._tail = None  # until it is known to have been written
+        records = records_of(rows, epoch, before.chain)
+        after = Tail(records[-1][0], records[-1][-1]) if records else before
+        if records:
+            before = before._replace(seq=records[0][0] - 1)
+        lines: list[Line] = [moving(epoch, before, after), *map(row_line, records)]
+        lines += [answer_line(key, kept, at, after.seq) for key, kept, at in answers]
+        self._write(epoch, before.seq + 1, lines)
+        self._tail = after
+        if rows:
+            self._tell_of_rows(after.seq)
+
+    def _write(self, epoch: int, first: int, lines: Sequence[Line]) -> None:
         with self._direct() as driver:
             if self._prepared is not driver:
                 prepare(driver)
@@ -222,11 +238,9 @@ class SqliteStore(SqlStore):
                 if str(error) == FENCED:
                     raise fenced(epoch) from None
                 if str(error) == OUT_OF_STEP:
-                    ends = driver.execute("SELECT coalesce(max(seq), 0) FROM journal").fetchone()[0]
-                    raise out_of_step(first or 0, ends) from None
+                    ends = driver.execute("SELECT seq FROM head").fetchone()[0]
+                    raise out_of_step(first, ends) from None
                 raise
-        if rows:
-            self._tell_of_rows(rows[-1].seq)
 
     @contextmanager
     def _direct(self) -> Iterator[sqlite3.Connection]:
@@ -252,21 +266,21 @@ class SqliteStore(SqlStore):
         """The answers given for these keys."""
         with self._direct() as driver:
             found = driver.execute(_ANSWERS, (msgspec.json.encode(keys).decode(),))
-            return {
-                Key(tenant, key): Kept(digest, Answer(status, body))
-                for tenant, key, digest, status, body in found
-            }
+            return {Key(row[0], row[1]): kept_of(*row) for row in found}
 
     def lead(self, holder: str, address: str, seconds: float) -> int | None:
         """Become the leader, if nobody's lease runs; the lock on the folder keeps others away."""
         with self.transaction() as connection:
             done = connection.exec_driver_sql(
                 f"UPDATE leader SET epoch = epoch + 1, holder = ?, address = ?, "
-                f"until = {self._now} + ?, lease = ? WHERE NOT {self._runs}",
-                (holder, address, seconds, seconds),
+                # Whoever led before this store was opened would hold the lock on the folder.
+                f"until = {self._now} + ?, lease = ? WHERE ? OR NOT {self._runs}",
+                (holder, address, seconds, seconds, not self._led),
             )
             if not done.rowcount:
                 return None
+            self._led = True
+            self._tail = None
             epoch: int = connection.exec_driver_sql("SELECT epoch FROM leader").scalar_one()
             return epoch
 
@@ -316,7 +330,8 @@ def _name_of(error: DBAPIError) -> str:
 
 
 _ANSWERS = (
-    "SELECT a.tenant, a.key, a.digest, a.status, a.body FROM json_each(?) AS k "
+    "SELECT a.tenant, a.key, a.digest, a.status, a.body, a.at, a.seq, a.checksum "
+    "FROM json_each(?) AS k "
     "CROSS JOIN answers AS a ON a.tenant = json_extract(k.value, '$[0]') "
     "AND a.key = json_extract(k.value, '$[1]')"
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +33,7 @@ from slicewise.control.image import Image, image_of
 from slicewise.control.image import restore as restore_image
 from slicewise.control.state import State
 from slicewise.store.backups import Tick, no_tick
+from slicewise.store.chain import checksum, link
 from slicewise.store.contents import Contents, StoredAnswer, StoredImage, StoredRow
 from slicewise.store.occupancy import Held, Occupancy
 from slicewise.store.sql import SqlStore
@@ -78,10 +81,17 @@ class _Inspection:
         self._report = report
         self._add = report.add
         self._images: dict[int, Image] = {}
+        self._chains: dict[int, bytes] = {}
+        """By image: the digest of its row, as it says."""
+        self._chain: bytes | None = contents.head.base_chain
+        """The digest of the last row; None if it is not known what it should be."""
         self._promised: dict[str, tuple[int, str]] = {}
         """By id that an answer speaks of: the row it must be in front of, and the answer."""
         self._state: State | None = State()
-        """None once the journal could not be applied any further."""
+        """None before the first image of a journal whose beginning is not kept, and once it could
+        not be applied any further."""
+        self._begins_at: int | None = None
+        """The image with which to begin, where it is yet to come."""
         self._occupancy = Occupancy()
         self._last: StoredRow | None = None
         self._moved: Seconds = 0
@@ -91,22 +101,37 @@ class _Inspection:
         contents, report = self._contents, self._report
         for problem in contents.damage():
             self._add(f"the database's files are damaged: {problem}")
+        if not contents.head.intact:
+            self._add("the record of where the journal begins is not what was written")
         for image in contents.images():
             report.images += 1
-            self._look_at_image(image)
+            with self._despite(f"the image at entry {image.seq}"):
+                self._look_at_image(image)
         for answer in contents.answers():
             report.answers += 1
-            self._look_at_answer(answer)
+            with self._despite(f"the answer to key {answer.key!r} of tenant {answer.tenant!r}"):
+                self._look_at_answer(answer)
         for row in contents.rows():
             report.rows += 1
-            self._look_at_row(row)
+            with self._despite(f"entry {row.seq}"):
+                self._look_at_row(row)
             tick(1)
         self._look_at_end()
+
+    @contextmanager
+    def _despite(self, name: str) -> Iterator[None]:
+        """Go on though a column holds what was never written, such as text for a number."""
+        try:
+            yield
+        except (TypeError, ValueError, AttributeError) as error:
+            self._give_up(f"{name} cannot be read: {_reason(error)}")
 
     # Images and answers
 
     def _look_at_image(self, stored: StoredImage) -> None:
         name = f"the image at entry {stored.seq}"
+        if stored.checksum != checksum(stored.seq, stored.data.encode(), stored.chain):
+            self._add(f"{name} is not what was written")
         try:
             image = images_room.decode(stored.data)
         except msgspec.DecodeError as error:
@@ -117,9 +142,13 @@ class _Inspection:
         if stored.seq > self._contents.last_seq:
             self._add(f"{name} is ahead of the journal, which ends at {self._contents.last_seq}")
         self._images[stored.seq] = image
+        self._chains[stored.seq] = stored.chain
 
     def _look_at_answer(self, stored: StoredAnswer) -> None:
         name = f"the answer to key {stored.key!r} of tenant {stored.tenant!r}"
+        tenant, key, digest, status, body_text, at, seq, given = stored
+        if given != checksum(tenant, key, digest, status, body_text.encode(), at, seq):
+            self._add(f"{name} is not what was written")
         if not 100 <= stored.status <= 599:
             self._add(f"{name} has the status {stored.status}")
         try:
@@ -142,7 +171,8 @@ class _Inspection:
             self._begin(row.seq)
         elif row.seq != self._last.seq + 1:
             self._add(f"the journal jumps from entry {self._last.seq} to {row.seq}")
-            self._state = None
+            self._state = self._begins_at = self._chain = None
+        self._look_at_chain(row)
         self._look_at_stamp(row)
         self._last, self._moved = row, 0
         try:
@@ -154,20 +184,45 @@ class _Inspection:
             self._moved = entry.by
         if row.filed not in (None, (kind(entry), *concerns(entry))):
             self._add(f"entry {row.seq} is filed under {row.filed}, which it is not about")
+        self._keep_promise(entry, row.seq)
+        if self._begins_at is not None:
+            if row.seq == self._begins_at:
+                self._begin_at(self._images[row.seq])
+            return
         for problem in self._occupancy.take(entry):
             self._add(f"entry {row.seq}: {problem}")
-        self._keep_promise(entry, row.seq)
         if self._state is not None:
             self._apply(self._state, Row(row.seq, row.at, row.actor, entry, row.origin))
 
+    def _look_at_chain(self, row: StoredRow) -> None:
+        if self._chain is not None and row.chain != link(self._chain, *row[:-2]):
+            self._add(f"entry {row.seq} is not what was written, or not behind what it followed")
+        self._chain = row.chain
+        self._compare_chain(row.seq)
+
+    def _compare_chain(self, seq: int) -> None:
+        if self._chain is not None and self._chains.get(seq, self._chain) != self._chain:
+            self._add(f"the image at entry {seq} is of another journal")
+
     def _begin(self, first: int) -> None:
-        """Begin at the first row, or at an image if the rows before it are gone."""
+        """Begin at the first row, or at the first image if the rows before are not kept."""
+        base = self._contents.head.base
+        if first != base + 1:
+            self._add(f"the journal begins at entry {first}, and should begin at {base + 1}")
+            self._chain = None
         if first == 1:
             return
-        image = self._images.get(first - 1)
-        if image is None:
+        begins = min((seq for seq in self._images if seq >= first - 1), default=None)
+        if begins is None:
             self._give_up(f"the journal begins at entry {first}, and no image leads up to it")
-            return
+        elif begins == first - 1:
+            self._compare_chain(begins)
+            self._begin_at(self._images[begins])
+        else:
+            self._begins_at = begins
+
+    def _begin_at(self, image: Image) -> None:
+        self._begins_at = None
         assert self._state is not None
         try:
             restore_image(image, self._state)
@@ -240,7 +295,7 @@ class _Inspection:
 
     def _give_up(self, why: str) -> None:
         self._add(f"{why}; what follows was not replayed")
-        self._state = None
+        self._state = self._begins_at = None
 
     def _compare_image(self, state: State, image: Image) -> None:
         replayed = images_room.decode(images_room.encode(image_of(state)))
@@ -265,10 +320,15 @@ class _Inspection:
     # What the state counts
 
     def _look_at_end(self) -> None:
-        last = self._last.seq if self._last is not None else 0
-        if last != self._contents.last_seq:
-            self._add(f"the journal ends at entry {last}, not at {self._contents.last_seq}")
-        if self._last is None or self._report.rows == last:
+        head = self._contents.head
+        last = self._last.seq if self._last is not None else head.base
+        if last != head.seq:
+            self._add(f"the journal ends at entry {last}, and should end at entry {head.seq}")
+        elif self._chain not in (None, head.chain):
+            self._add(f"entry {last}, the last one, is not the one that was written last")
+        if self._last is None:
+            self._compare_chain(last)
+        if head.base == 0 and self._report.rows == last:
             # All of the journal is there, so whatever was answered must be in it.
             for identity, (_, name) in self._promised.items():
                 self._add(f"{name} speaks of {identity}, of which the journal knows nothing")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
+from slicewise.store.chain import checksum, new_history
+
 revision = "0001"
 down_revision = None
 branch_labels = None
@@ -25,6 +27,7 @@ def upgrade() -> None:
         sa.Column("tenant", sa.Text),
         sa.Column("subject", sa.Text, nullable=False),
         sa.Column("data", sa.Text, nullable=False),
+        sa.Column("chain", sa.LargeBinary, nullable=False),
     )
     op.create_index("journal_by_tenant", "journal", ["tenant", "seq"])
     op.create_index("journal_by_subject", "journal", ["subject", "seq"])
@@ -38,6 +41,7 @@ def upgrade() -> None:
         sa.Column("body", sa.LargeBinary, nullable=False),
         sa.Column("at", sa.Double, nullable=False),
         sa.Column("seq", number, nullable=False),
+        sa.Column("checksum", sa.LargeBinary, nullable=False),
     )
     op.create_index("answers_by_time", "answers", ["at"])
     op.create_table(
@@ -45,6 +49,8 @@ def upgrade() -> None:
         sa.Column("seq", number, primary_key=True, autoincrement=False),
         sa.Column("at", sa.Double, nullable=False),
         sa.Column("data", sa.LargeBinary, nullable=False),
+        sa.Column("chain", sa.LargeBinary, nullable=False),
+        sa.Column("checksum", sa.LargeBinary, nullable=False),
     )
     leader = op.create_table(
         "leader",
@@ -59,3 +65,25 @@ def upgrade() -> None:
     )
     nobody = {"epoch": 0, "holder": "", "address": "", "until": 0.0, "lease": 0.0, "steady": 0.0}
     op.bulk_insert(leader, [{"id": 1, **nobody}])
+    head = op.create_table(
+        "head",
+        sa.Column("id", sa.SmallInteger, primary_key=True, autoincrement=False),
+        sa.Column("seq", number, nullable=False),
+        sa.Column("chain", sa.LargeBinary, nullable=False),
+        sa.CheckConstraint("id = 1", name="head_is_one"),
+    )
+    history = op.create_table(
+        "history",
+        sa.Column("id", sa.SmallInteger, primary_key=True, autoincrement=False),
+        sa.Column("name", sa.Text, nullable=False),
+        sa.Column("former", sa.Text, nullable=False),
+        sa.Column("base", number, nullable=False),
+        sa.Column("chain", sa.LargeBinary, nullable=False),
+        sa.Column("checksum", sa.LargeBinary, nullable=False),
+        sa.CheckConstraint("id = 1", name="history_is_one"),
+    )
+    name = new_history()
+    chain = checksum(name)  # where no row is before, so that no two journals begin alike
+    op.bulk_insert(head, [{"id": 1, "seq": 0, "chain": chain}])
+    row = {"id": 1, "name": name, "former": "", "base": 0, "chain": chain}
+    op.bulk_insert(history, [{**row, "checksum": checksum(name, "", 0, chain)}])
