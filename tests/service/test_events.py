@@ -69,7 +69,8 @@ def test_a_stream_that_broke_off_goes_on(busy: House) -> None:
 
 
 def test_old_rows_come_from_the_store(busy: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    busy.service.plant.replica._recent = type(busy.service.plant.replica._recent)(maxlen=2)
+    busy.service.plant.replica._keep = 1
+    busy.service.plant.replica._recent.clear()
     monkeypatch.setattr(events, "_AT_A_TIME", 2)
     for _ in range(5):
         busy.place()
@@ -138,7 +139,8 @@ def test_what_concerns_others_does_not_silence_a_stream(
 
 def test_a_slow_reader_misses_nothing(busy: House) -> None:
     """It holds nothing up, costs no memory, and reads on where it was."""
-    busy.service.plant.replica._recent = type(busy.service.plant.replica._recent)(maxlen=3)
+    busy.service.plant.replica._keep = 1
+    busy.service.plant.replica._recent.clear()
 
     async def read() -> list[int]:
         async with busy.stream("/v1/events?after=4") as reader:

@@ -99,7 +99,7 @@ def visited(maker: Maker, *asked: tuple[str, str], wait_for: int = 0) -> list[ht
             for start in range(wait_for):
                 maker.allocate(start)
             while service.plant.replica.seq < maker.seq:
-                await service.plant.replica.news(0.05)
+                await asyncio.sleep(0.05)
             assert readiness(service.plant).ready is not bool(maker.problem)
             transport = httpx.ASGITransport(service.app)
             async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:

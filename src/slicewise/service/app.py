@@ -36,6 +36,8 @@ class App:
         self._plant = site.plant
         self._addresses = Addresses(site.settings.trusted_proxies, site.settings.proxies_header)
         self._limit = site.settings.body_bytes
+        self._sizes: dict[str, int] = {}
+        """By route with large answers: the size of the last one, which is what to expect."""
         self._logs = site.settings.log_requests
         self._ids = map("{}{:x}".format, itertools.repeat(secrets.token_hex(4)), itertools.count())
 
@@ -103,11 +105,13 @@ class App:
             raise RefusedError(403, f"a token of role {caller.role} may not do this")
         if route.query is None and request.scope["query_string"]:
             raise RefusedError(400, "this takes no parameters behind a question mark")
+        site.flights.check_unread(request.share, self._sizes.get(route.name, 0))
         answer = await route.handler(site, request)
         if not route.writes:
             # The body may have taken its time. What is written was checked as it was decided.
             site.check(caller)
         if answer.size > LARGE:
+            self._sizes[route.name] = answer.size
             under_way.enter_context(site.flights.answer(request.share, answer.size))
         return answer
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from typing import Annotated, get_args
 
 from msgspec import Meta
@@ -23,8 +24,10 @@ from slicewise.service.pages import PageQuery, Word, cursor_of
 from slicewise.service.site import Site
 
 HEARTBEAT_SECONDS = 15.0
-_AT_A_TIME = 200
+_AT_A_TIME = 20
 """Rows sent in one piece."""
+_LOOKED_AT = 200
+"""Rows read at a time."""
 _KINDS = tuple(str(entry.__struct_config__.tag) for entry in get_args(AnyEntry))
 Place = Annotated[int, Meta(ge=0, le=10**17)]
 
@@ -52,16 +55,16 @@ async def events(site: Site, request: Request) -> Reply:
     tenant = request.caller.tenant
     after = max(after, since(site.state, tenant) - 1)
     site.streams.enter(tenant)
-    gone = asyncio.Event()
+    gone, news = asyncio.Event(), asyncio.Event()
     return Stream(
         200,
         b"",
         [(b"x-accel-buffering", b"no")],  # nginx would hold events back
         content=b"text/event-stream; charset=utf-8",
-        chunks=_follow(site, request.caller, after, gone),
+        chunks=_follow(site, request.caller, after, gone, news),
         receive=request.receive,
         gone=gone,
-        wake=site.plant.replica.wake,
+        wake=news.set,
         ended=lambda: site.streams.leave(tenant),
     )
 
@@ -77,7 +80,7 @@ def _last_seen(request: Request) -> int | None:
 
 
 async def _follow(
-    site: Site, caller: Caller, after: int, gone: asyncio.Event
+    site: Site, caller: Caller, after: int, gone: asyncio.Event, news: asyncio.Event
 ) -> AsyncGenerator[bytes, None]:
     """Rows as they are committed.
 
@@ -85,35 +88,50 @@ async def _follow(
     reads on from the store. One that does not read at all is cut off by the server, and may come
     back with the id it saw last.
     """
-    plant, replica = site.plant, site.plant.replica
-    time = asyncio.get_running_loop().time
+    plant, time = site.plant, asyncio.get_running_loop().time
     yield b"retry: 2000\nid: %d\n\n" % after  # from here on, even if nothing concerns the reader
     silent_until = time() + HEARTBEAT_SECONDS
-    while not (gone.is_set() or plant.stopping):
-        now = plant.latest()
-        try:
-            token = caller.check(site.state, now)
-        except RefusedError:
-            return
-        rows = replica.since(after, _AT_A_TIME)
-        if rows is None:
+    with plant.replica.listen(caller.tenant, news):
+        while not (gone.is_set() or plant.stopping):
+            news.clear()
+            now = plant.latest()
             try:
-                rows = await plant.in_thread(plant.store.rows, after, _AT_A_TIME)
-            except StoreError:
+                token = caller.check(site.state, now)
+                rows = await _rows(site, caller, after)
+            except (RefusedError, StoreError):
                 return
-        chunk = b""
-        if rows:
-            after = rows[-1].seq
-            chunk = b"".join(_event(site, caller, row) for row in rows if _sees(caller, row))
-        else:
+            for begin in range(0, len(rows), _AT_A_TIME):
+                some = rows[begin : begin + _AT_A_TIME]
+                await site.turns.take(caller.share)
+                chunk = b"".join(_event(site, caller, row) for row in some if _sees(caller, row))
+                after = some[-1].seq
+                if chunk:
+                    yield chunk
+                    silent_until = time() + HEARTBEAT_SECONDS
+            if rows:
+                continue
             left = silent_until - time()
-            await replica.news(left if token.expires is None else min(left, token.expires - now))
-        if not chunk and time() >= silent_until:
-            # Keeps the connection open, and the place of those whom nothing concerned.
-            chunk = b": nothing new\nid: %d\n\n" % after
-        if chunk:
-            yield chunk
-            silent_until = time() + HEARTBEAT_SECONDS
+            if left <= 0:
+                # Keeps the connection open, and the place of those whom nothing concerned.
+                yield b": nothing new\nid: %d\n\n" % after
+                silent_until = time() + HEARTBEAT_SECONDS
+                continue
+            await _wait(news, left if token.expires is None else min(left, token.expires - now))
+
+
+async def _rows(site: Site, caller: Caller, after: int) -> list[Row]:
+    """Some rows behind one: those at hand, or from the store."""
+    rows = site.plant.replica.since(after, _LOOKED_AT)
+    if rows is None:
+        async with site.looking.hold(caller.share):
+            rows = await site.plant.in_thread(site.plant.store.rows, after, _LOOKED_AT)
+    return rows
+
+
+async def _wait(news: asyncio.Event, seconds: float) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await news.wait()
 
 
 def _sees(caller: Caller, row: Row) -> bool:
@@ -144,7 +162,8 @@ async def audit(site: Site, request: Request) -> Reply:
         )
         return list(of_one_life(rows, first))
 
-    rows = await site.plant.in_thread(look)
+    async with site.looking.hold(request.share):
+        rows = await site.plant.in_thread(look)
     page = rows[:limit]
     following = cursor_of(str(page[-1].seq)) if len(rows) > limit else None
     views = tuple(event_view(site.state, row) for row in page)

@@ -329,7 +329,6 @@ class Stream(Reply):
             await send({"type": "http.response.start", "status": self.status, "headers": headers})
             if not head:
                 async for chunk in self.chunks:
-                    await pace()
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
         finally:

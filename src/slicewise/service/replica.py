@@ -6,15 +6,16 @@ It belongs to the event loop: it changes between two answers, never during one.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
-from slicewise.control.entries import Row
+from slicewise.control.entries import Row, TenantRemoved, TokenRevoked, concerns
 from slicewise.control.state import State
 
 KEPT_ROWS = 10_000
 """Rows kept at hand for those who follow the events; older ones come from the store."""
+_RIGHTS = (TenantRemoved, TokenRevoked)
+"""Entries that may end the right of a listener to listen."""
 
 
 class Replica:
@@ -22,10 +23,13 @@ class Replica:
 
     def __init__(self, state: State, keep: int = KEPT_ROWS) -> None:
         self.state = state
-        self._recent: deque[Row] = deque(maxlen=keep)
-        self._news: asyncio.Event = asyncio.Event()
+        self._keep = keep
+        self._recent: list[Row] = []
+        """The last rows, at least as many as are to be kept."""
+        self._listeners: dict[str | None, set[asyncio.Event]] = {}
+        """By tenant they listen for, or None for all."""
         self.on_news: Callable[[], None] = lambda: None
-        """Called whenever those who wait look up."""
+        """Called with every change."""
 
     @property
     def seq(self) -> int:
@@ -40,28 +44,39 @@ class Replica:
             return
         for row in fresh:
             apply(row)
-        self._recent.extend(fresh)
-        self.wake()
+        self._recent += fresh
+        if len(self._recent) > 2 * self._keep:
+            del self._recent[: -self._keep]
+        self.wake(self._concerned(fresh))
+
+    def _concerned(self, rows: Sequence[Row]) -> set[str | None] | None:
+        """The tenants that rows concern, and those who see all; None if it may be anyone."""
+        if any(isinstance(row.entry, _RIGHTS) for row in rows):
+            return None
+        return {None, *(concerns(row.entry)[0] for row in rows)} if self._listeners else set()
 
     def since(self, seq: int, limit: int) -> list[Row] | None:
         """The rows behind ``seq``, as many as that; None when they are not at hand any more."""
         if seq >= self.state.seq:
             return []
-        first = self.state.seq - len(self._recent) + 1
-        if seq + 1 < first:
-            return None
-        return list(islice(self._recent, seq + 1 - first, seq + 1 - first + limit))
+        at = seq - self.state.seq + len(self._recent)
+        return None if at < 0 else self._recent[at : at + limit]
 
-    def wake(self) -> None:
-        """Let those who wait for news look up."""
-        self._news.set()
-        self._news = asyncio.Event()
-        self.on_news()
-
-    async def news(self, seconds: float) -> None:
-        """Wait for new rows, or so long."""
+    @contextmanager
+    def listen(self, tenant: str | None, news: asyncio.Event) -> Iterator[None]:
+        """Have an event set by every row that concerns a tenant, or by all rows."""
+        listeners = self._listeners.setdefault(tenant, set())
+        listeners.add(news)
         try:
-            async with asyncio.timeout(seconds):
-                await self._news.wait()
-        except TimeoutError:
-            pass
+            yield
+        finally:
+            listeners.discard(news)
+            if not listeners and self._listeners.get(tenant) is listeners:
+                del self._listeners[tenant]
+
+    def wake(self, tenants: Iterable[str | None] | None = None) -> None:
+        """Set the events of all listeners, or of those to some tenants."""
+        for tenant in list(self._listeners) if tenants is None else tenants:
+            for news in self._listeners.get(tenant, ()):
+                news.set()
+        self.on_news()

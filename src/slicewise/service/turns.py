@@ -15,10 +15,11 @@ from contextlib import asynccontextmanager, contextmanager
 from slicewise.control.answers import RefusedError
 from slicewise.control.fair_queue import FairQueue
 
-SLICE_SECONDS = 0.002
+SLICE_SECONDS = 0.001
 """Work on requests in one round of the event loop; what is left over waits for the next."""
-MOST_AT_ONCE = 64
-"""Turns granted in one round, however short they seem to be."""
+MOST_AT_ONCE = 16
+"""Turns granted in one round, however short they seem to be: each brings other work along, such as
+reading the caller's next request."""
 
 _Future = asyncio.Future[None]
 
@@ -129,7 +130,7 @@ class Flights:
     @contextmanager
     def request(self, share: Hashable) -> Iterator[None]:
         """Have a request under way, unless the caller has too many."""
-        if self._requests[share] >= self._most_requests:
+        if self._requests.get(share, 0) >= self._most_requests:
             raise RefusedError(
                 429,
                 f"more than {self._most_requests} requests of this caller are under way: wait for "
@@ -142,16 +143,23 @@ class Flights:
         finally:
             _subtract(self._requests, share, 1)
 
-    @contextmanager
-    def answer(self, share: Hashable, size: int) -> Iterator[None]:
-        """Send an answer, unless the caller has left too much unread; one may always be sent."""
-        unread = self._unread[share]
+    def check_unread(self, share: Hashable, size: int) -> None:
+        """Refuse an answer of this size if the caller has left too much unread.
+
+        One answer may always be sent, however large it is.
+        """
+        unread = self._unread.get(share, 0)
         if unread and (unread + size > self._most_unread or self.unread + size > self._most_in_all):
             raise RefusedError(
                 429,
                 f"{unread:,} bytes of answers to this caller are unread: read them first",
                 retry_after=1,
             )
+
+    @contextmanager
+    def answer(self, share: Hashable, size: int) -> Iterator[None]:
+        """Send a large answer, unless the caller has left too much unread."""
+        self.check_unread(share, size)
         self._unread[share] += size
         self.unread += size
         try:
