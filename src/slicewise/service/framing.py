@@ -85,13 +85,17 @@ class SizedBody:
 
 
 class ChunkedBody:
-    """A body in chunks. Extensions and trailers are skipped, and together have a limit."""
+    """A body in chunks. Extensions and trailers are skipped.
 
-    __slots__ = ("_aside", "_ending", "_left", "_rest", "_trailing", "complete")
+    What is not content may be ``limit`` bytes longer than what is: to read a megabyte in chunks of
+    a byte is a lot of work.
+    """
+
+    __slots__ = ("_aside", "_ending", "_left", "_limit", "_rest", "_trailing", "complete")
 
     def __init__(self, limit: int) -> None:
-        self._aside = limit
-        """Bytes of extensions and trailers that may still come."""
+        self._limit = self._aside = limit
+        """Bytes that are not content and may still come."""
         self._rest = b""
         """A line that is not complete."""
         self._left = 0
@@ -140,7 +144,7 @@ class ChunkedBody:
             raise refused("a chunk of the body does not begin with its size in a line of its own")
         self._left = int(line[1], 16)
         self._trailing = not self._left
-        self._skip(line.end() - line.end(1) - 2)
+        self._skip(line.end() - at - self._left)
         return line.end()
 
     def _line_end(self, data: bytes, at: int) -> int | None:
@@ -163,9 +167,9 @@ class ChunkedBody:
         return trailers.end()
 
     def _skip(self, count: int) -> None:
-        self._aside -= count
+        self._aside = min(self._limit, self._aside - count)
         if self._aside < 0:
-            raise refused("the extensions and trailers of the body are too long")
+            raise refused("the chunks of the body are too small, or what is between them too long")
 
 
 @dataclass(slots=True)

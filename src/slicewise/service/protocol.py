@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 from urllib.parse import unquote
 
@@ -30,6 +31,9 @@ DRAIN_BYTES = 1 << 20
 """How much of a body is read over once its request has been answered."""
 LOG_SECONDS = 1.0
 """Refusals are logged no more often than this."""
+
+_MOST_BYTES = 1 << 60
+"""More than any answer that says how long it is."""
 
 _REFUSAL = (
     b"HTTP/1.1 %d %b\r\nconnection: close\r\ncontent-type: application/problem+json\r\n"
@@ -139,7 +143,8 @@ class GuardedProtocol(HttpToolsProtocol):
         }
         if self._peer is not None:
             self.scope[PEER] = self._peer  # type: ignore[literal-required]  # ASGI lets us
-        self.cycle = cycle = RequestResponseCycle(
+        ordinary = head.version == "1.1" and not head.expects
+        self.cycle = cycle = (RequestResponseCycle if ordinary else _CarefulCycle)(
             scope=self.scope,
             transport=self.transport,
             flow=self.flow,
@@ -275,6 +280,29 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+class _CarefulCycle(RequestResponseCycle):
+    """The answer to a client of HTTP/1.0, or to one that waits before it sends the body."""
+
+    async def send(self, message: Any) -> None:
+        """Send a part of the answer."""
+        if message["type"] == "http.response.start":
+            if self.waiting_for_100_continue and self.more_body:
+                # Whether the client sends the body after this is up to it: what comes next on the
+                # connection could be either.
+                self.keep_alive = False
+            if self.scope["http_version"] == "1.0" and not _has_length(message["headers"]):
+                # HTTP/1.0 knows no chunks: the end of the connection is that of the answer.
+                self.chunked_encoding = False
+                self.expected_content_length = sys.maxsize
+        elif self.expected_content_length > _MOST_BYTES and not message.get("more_body"):
+            self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)
+
+
+def _has_length(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    return any(name.lower() == b"content-length" for name, _ in headers)
 
 
 def common_name(certificate: Mapping[str, Any] | None) -> str | None:

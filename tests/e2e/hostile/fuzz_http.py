@@ -80,7 +80,6 @@ class Fuzzer:
     def __init__(self, sender: Sender, seed: int) -> None:
         self._sender = sender
         self._seed = seed
-        self._ids = 0
 
     def conversation(self, number: int) -> Conversation:
         """The conversation of this number, ended by a request that closes."""

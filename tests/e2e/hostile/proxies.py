@@ -96,7 +96,7 @@ class Proxy:
 
     def connect(self) -> Raw:
         """A connection of a client."""
-        return Raw(self.address, context=self.context)
+        return Raw(self.address, self.context)
 
     def wait_until_ready(self) -> None:
         """Ask until the service answers through it."""

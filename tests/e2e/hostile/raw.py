@@ -42,13 +42,8 @@ class Answer(NamedTuple):
 class Raw:
     """One connection."""
 
-    def __init__(
-        self,
-        address: Address,
-        patience: float = PATIENCE_SECONDS,
-        context: ssl.SSLContext | None = None,
-    ) -> None:
-        self._socket = socket.create_connection(address, patience)
+    def __init__(self, address: Address, context: ssl.SSLContext | None = None) -> None:
+        self._socket = socket.create_connection(address, PATIENCE_SECONDS)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if context is not None:
             self._socket = context.wrap_socket(self._socket)
@@ -69,9 +64,13 @@ class Raw:
         """Leave."""
         self._socket.close()
 
+    def wait_no_longer_than(self, seconds: float) -> None:
+        """Be content with what came by then; what waits for more raises TimeoutError."""
+        self._socket.settimeout(seconds)
+
     def send(self, *pieces: bytes, pause: float = PAUSE_SECONDS) -> None:
         """Send piece by piece; a server that has closed by then hears no more."""
-        with contextlib.suppress(ConnectionError, ssl.SSLEOFError):
+        with contextlib.suppress(ConnectionError, ssl.SSLEOFError, TimeoutError):
             for number, piece in enumerate(pieces):
                 if number:
                     time.sleep(pause)

@@ -173,12 +173,13 @@ def _chunks(data: bytes, at: int) -> tuple[int, bytes]:
         if end < 0:
             raise OpenError
         _refuse_unless(end + 2 - at <= CHUNK_LINE)
-        size, mark, extension = data[at:end].partition(b";")
+        size, _, extension = data[at:end].partition(b";")
         _refuse_unless(1 <= len(size) <= 12 and all(c in string.hexdigits.encode() for c in size))
         _refuse_unless(not any((c < 0x20 and c != 0x09) or c == 0x7F for c in extension))
-        aside -= len(mark + extension)
-        at = end + 2
         count = int(size, 16)
+        aside = min(HEAD_BYTES, aside - (end + 2 - at - count))
+        _refuse_unless(aside >= 0)
+        at = end + 2
         if not count:
             break
         if len(data) - at < count + 2:

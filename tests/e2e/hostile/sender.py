@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from tests.e2e.hostile.raw import Raw
 from tests.e2e.server import Server
 
 WISH = b'{"profile":"1g.10gb"}'
@@ -51,3 +54,34 @@ class Sender:
         if length is not None:
             start += b"Content-Length: " + length.replace(b"%d", b"%d" % len(body)) + b"\r\n"
         return start + b"\r\n" + body
+
+
+class Victim:
+    """Another client, which keeps its connection for as long as it may."""
+
+    def __init__(self, sender: Sender, connect: Callable[[], Raw]) -> None:
+        self._sender = sender
+        self._connect = connect
+        self._raw: Raw | None = None
+
+    def __enter__(self) -> Victim:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._raw is not None:
+            self._raw.close()
+            self._raw = None
+
+    def ask(self, id: str, path: str = "/v1/whoami") -> None:
+        """Ask, and be answered."""
+        raw = self._raw = self._raw or self._connect()
+        get = path != "/v1/allocations/dry-run"
+        raw.send(self._sender.get(id, path) if get else self._sender.post(id))
+        answer = raw.answer()
+        assert answer is not None
+        assert (answer.status, answer.id) == (200, id), answer
+        if answer.closes:  # a proxy serves so many requests on a connection
+            self._leave()

@@ -197,6 +197,7 @@ CHUNKS = {
     "a carriage return in an extension": b"2;a\rb\r\n{}\r\n0\r\n\r\n",
     "a zero byte in an extension": b"2;a\0\r\n{}\r\n0\r\n\r\n",
     "an endless extension": b"2;" + b"a" * 1000 + b"\r\n{}\r\n0\r\n\r\n",
+    "tiny chunks": b"1\r\n \r\n" * 20_000 + b"0\r\n\r\n",
     "too short": b"1\r\n{}\r\n0\r\n\r\n",
     "too long": b"3\r\n{}\r\n0\r\n\r\n",
     "no end of a line": b"2\r\n{}0\r\n\r\n",
@@ -284,6 +285,38 @@ def test_http_1_0_ends_with_its_answer(server: Server, sender: Sender) -> None:
             answers = raw.answers()
             assert [a.status for a in answers] == [200]
             assert answers[0].closes
+
+
+def test_http_1_0_has_no_chunks(server: Server, sender: Sender) -> None:
+    with Raw(server.address) as raw:
+        raw.send(sender.get("s", "/v1/events").replace(b"HTTP/1.1", b"HTTP/1.0"))
+        head = raw.read_until(b"\r\n\r\n").lower()
+        assert b"\r\nconnection: close\r\n" in head
+        assert b"transfer-encoding" not in head
+        assert raw.read_until(b"\n") == b"retry: 2000\n"
+
+
+def test_a_client_that_waits_before_it_sends_the_body(server: Server, sender: Sender) -> None:
+    waits = b"Expect: 100-Continue\r\n"
+    whole = sender.post("w", more=waits)
+    with Raw(server.address) as raw:
+        raw.send(whole[: -len(WISH)])
+        assert raw.read_until(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        raw.send(WISH)
+        is_alone(sender, raw, "w")
+    # Without the body its answer is the end: what comes next might be the body, or a request.
+    for behind in (WISH, HIDDEN):
+        with Raw(server.address) as raw:
+            raw.send(whole.replace(sender.bearer, b"")[: -len(WISH)])
+            answer = raw.answer()
+            assert answer is not None
+            assert (answer.status, answer.id, answer.closes) == (401, "w", True)
+            raw.send(behind)
+            assert raw.closed()
+    # One that does not wait goes on.
+    with Raw(server.address) as raw:
+        raw.send(whole)
+        is_alone(sender, raw, "w")
 
 
 def test_requests_in_a_row_are_answered_in_their_order(server: Server, sender: Sender) -> None:

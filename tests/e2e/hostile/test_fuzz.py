@@ -10,7 +10,7 @@ from tests.e2e.conftest import Tell
 from tests.e2e.hostile.fuzz_http import Conversation, Fuzzer
 from tests.e2e.hostile.raw import Answer, AnswerError, Raw
 from tests.e2e.hostile.reference import Asked, Reading, read
-from tests.e2e.hostile.sender import Sender
+from tests.e2e.hostile.sender import Sender, Victim
 from tests.e2e.server import Server
 
 MESSAGES = int(os.environ.get("SLICEWISE_FUZZ_MESSAGES", "1000"))
@@ -22,14 +22,14 @@ def test_one_request_has_at_most_one_answer(server: Server, seed: int, tell: Tel
     sender = Sender(server)
     fuzzer = Fuzzer(sender, seed)
     sent, number, answered, refused = 0, FIRST, 0, 0
-    with Raw(server.address) as victim:
+    with Victim(sender, lambda: Raw(server.address)) as victim:
         while sent < MESSAGES:
             conversation = fuzzer.conversation(number)
             reading = read(conversation.data)
             with Raw(server.address) as raw:
                 raw.send(*conversation.pieces, pause=conversation.pause)
                 if number % VICTIM_EVERY == 0:
-                    ask_as_victim(sender, victim, f"victim-{number}")
+                    victim.ask(f"victim-{number}")
                 try:
                     answers = heard(raw, reading)
                     check(reading, answers)
@@ -49,14 +49,6 @@ def how(conversation: Conversation, reading: Reading, seed: int, error: Exceptio
         f"{error}\nagain: SLICEWISE_E2E_SEED={seed} SLICEWISE_FUZZ_FIRST={conversation.number} "
         f"SLICEWISE_FUZZ_MESSAGES=1\nsent: {conversation.pieces!r}\nread as: {reading}"
     )
-
-
-def ask_as_victim(sender: Sender, victim: Raw, id: str) -> None:
-    """Somebody else on another connection asks, and is answered."""
-    victim.send(sender.get(id))
-    answer = victim.answer()
-    assert answer is not None
-    assert (answer.status, answer.id) == (200, id)
 
 
 def heard(raw: Raw, reading: Reading) -> list[Answer]:
