@@ -22,13 +22,16 @@ from slicewise.control.commands import (
     RemoveNode,
     RemoveTenant,
     RevokeToken,
+    SetClock,
     SetTenant,
     Terms,
     Uncordon,
 )
 from slicewise.control.desk import Desk
 from slicewise.control.entries import (
+    LATEST,
     Cause,
+    ClockSet,
     Ended,
     NodePhase,
     QuotaRecord,
@@ -38,7 +41,7 @@ from slicewise.control.entries import (
     Want,
 )
 from slicewise.control.geometries import geometry_of
-from slicewise.control.image import image_of
+from slicewise.control.image import image_of, restore
 from slicewise.control.reach import most, within_reach
 from slicewise.control.state import State, request_of
 from slicewise.core.cluster import Cluster
@@ -624,3 +627,57 @@ def _replayed(office: Office) -> State:
     for row in office.rows:
         state.apply(row)
     return state
+
+
+# The clock
+
+
+def test_a_step_that_is_accepted_counts_from_its_entry_on() -> None:
+    office = Office()
+    office.now = 1_700_000_000.0
+    office.tenant()
+    office.node()
+    begun = office.now
+    office.create("1g.10gb", lease=3600)
+    assert office.ask(SetClock(7200.0, 7200.0))[0] == 200
+    assert isinstance(office.rows[-1].entry, ClockSet)
+    assert office.rows[-1].at == begun
+    (ended,) = office.wait(0)
+    assert isinstance(ended.entry, Ended)
+    assert ended.entry.allocation.cause is Cause.LEASE
+    assert ended.at == begun + 7200
+    office.create("1g.10gb", lease=3600)
+    assert office.ask(SetClock(-86400.0, -86401.0))[0] == 200
+    office.tenant("other")
+    assert office.rows[-1].at == begun + 7200 - 86400
+    assert office.wait(3600) == []
+    assert [type(row.entry) for row in office.wait(86400)] == [Ended]
+    assert image_of(restore(image_of(office.state), office.fresh())) == image_of(office.state)
+
+
+@pytest.mark.parametrize(
+    ("by", "seen", "why"),
+    [
+        (0.0, 0.0, "there is no step"),
+        (1.9, 1.9, "there is no step"),
+        (86400.0, 7200.0, "look again"),
+        (LATEST, LATEST, "no time of this century"),
+        (-LATEST, -LATEST, "no time of this century"),
+    ],
+)
+def test_a_step_that_nobody_can_have_meant_is_refused(by: float, seen: float, why: str) -> None:
+    office = Office()
+    office.now = 1_700_000_000.0
+    status, body = office.ask(SetClock(by, seen))
+    assert status == 409
+    assert why in body["detail"]
+    assert office.rows == []
+
+
+def test_time_never_goes_back_behind_the_last_entry() -> None:
+    office = Office()
+    office.tenant()
+    at = office.rows[-1].at
+    office.now -= 10
+    office.tenant("other")
+    assert office.rows[-1].at == at

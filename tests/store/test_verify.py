@@ -225,6 +225,10 @@ DAMAGE: dict[str, tuple[Callable[[Papers], object], str]] = {
         lambda p: p.stamp(20, at=START - 10_000),
         "seconds before the entry in front of it",
     ),
+    "time runs backwards by a moment": (
+        lambda p: p.stamp(20, at=START - 1),
+        "and nothing in between says that the clock was set",
+    ),
     "an entry is not JSON": (lambda p: p.stamp(30, data="{"), "entry 31 cannot be read"),
     "an entry of no known kind": (
         lambda p: p.change(30, lambda e: e.update(kind="magic")),

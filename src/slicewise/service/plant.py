@@ -277,7 +277,7 @@ class Plant:
         """Another process leads, or none; time goes by the leader's, whatever clock is here."""
         self.leader = leader
         if leader is not None and leader.steady and self.source is None:
-            self.steady.keep_within(leader.steady, leader.steady + self.settings.lease_seconds)
+            self.steady.follow(leader.steady, self.settings.lease_seconds)
 
     def trouble(self, what: str | None) -> None:
         """The store cannot be reached, or can be again."""
@@ -307,7 +307,7 @@ class Plant:
             follower.stop()
         self.epoch = epoch
         self.leader = None
-        self.steady.keep_within(self.state.at - self.state.accepted)
+        self.steady.go_on_from(self.state.at - self.state.accepted)
         self.writer = Writer(
             self.store,
             self._fresh_state,

@@ -62,6 +62,9 @@ class SteadyClock:
         """By how much the wall clock is ahead of service time, while that is held; 0 otherwise."""
         self.steps = 0
         """How many steps there were."""
+        self._unknown: Seconds = 0.0
+        """For how long at most the service may have been stopped, while it is not known how long
+        it was."""
 
     def __call__(self) -> Seconds:
         """Steady time."""
@@ -71,21 +74,30 @@ class SteadyClock:
         """Go on from the time that was reached before the process started, if there is one.
 
         The wall clock says how long ago that was, unless it is behind, or ahead by more than
-        ``most``: then time goes on as if the service had not been away.
+        ``most``: then time goes on as if the service had not been stopped, until the wall clock
+        shows a time that can be.
         """
         now = self.wall() - accepted
-        if reached and not reached <= now <= reached + most:
-            now = reached
-        self._set(now)
-
-    def keep_within(self, earliest: Seconds, latest: Seconds = math.inf) -> None:
-        """Go on from the earliest time unless it is from that to the latest now."""
-        if not earliest <= self() <= latest:
-            self._set(earliest)
-
-    def _set(self, now: Seconds) -> None:
         with self._changing:
+            self._unknown = 0.0
+            if reached and not reached <= now <= reached + most:
+                now, self._unknown = reached, most
             self._line = _Line(now, self._running(), 1.0)
+
+    def go_on_from(self, earliest: Seconds) -> None:
+        """Be no earlier than this."""
+        self._keep_within(earliest, math.inf)
+
+    def follow(self, leader: Seconds, late: Seconds) -> None:
+        """Go by a leader whose time was this when it was kept, at most so long ago."""
+        self._unknown = 0.0
+        self._keep_within(leader, leader + late)
+
+    def _keep_within(self, earliest: Seconds, latest: Seconds) -> None:
+        with self._changing:
+            running = self._running()
+            if not earliest <= self._line.after(running) <= latest:
+                self._line = _Line(earliest, running, 1.0)
 
     def look(self, accepted: Seconds) -> None:
         """Compare the wall clock with service time: follow it, or hold and tell a step."""
@@ -98,7 +110,10 @@ class SteadyClock:
             now = self._line.after(running)
             away = wall - accepted - now
             rate = 1.0
-            if abs(away) < STEP_SECONDS:
+            if 0 <= away <= self._unknown:
+                now, away, self._unknown = now + away, 0.0, 0.0
+            elif abs(away) < STEP_SECONDS:
+                self._unknown = 0.0
                 rate += max(-MAX_SLEW, min(MAX_SLEW, away / _SLEW_SECONDS))
             self._line = _Line(now, running, rate)
         self._judge(away, wall)

@@ -1,0 +1,282 @@
+"""A clock that jumps: no lease ends for it, none lasts longer, and it is told.
+
+Real processes, with a wall clock that is set for each of them alone.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.e2e.hostile.wall_clock import DAY, ClockedServer
+from tests.e2e.server import PATIENCE_SECONDS, Server
+from tests.e2e.stage import verified
+from tests.postgres import the_server
+
+from slicewise.control.entries import STEP_SECONDS
+from slicewise.store import open_store
+
+Open = Callable[..., ClockedServer]
+
+NODE = {"name": "n1", "model": "A100-80GB", "gpus": 4}
+SETTINGS = ("lease.seconds=1",)
+LONG, SHORT = 3600, 1
+ABOUT = 1800
+"""No test takes so long that a step of a day looks like another."""
+BOTH_WAYS = pytest.mark.parametrize("step", [DAY, -DAY], ids=["ahead", "behind"])
+
+
+def wait_for(what: Callable[[], Any]) -> Any:
+    """What it is, once there is something."""
+    give_up = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < give_up:
+        if found := what():
+            return found
+        time.sleep(0.02)
+    raise AssertionError("waited too long")
+
+
+def place(server: Server, lease: float) -> str:
+    """An allocation with a lease; writing also ends whatever is over."""
+    body = {"profile": "1g.10gb", "lease_seconds": lease}
+    status, said = server.ask("POST", "/v1/allocations", body)
+    assert status == 201, said
+    return str(said["id"])
+
+
+def state(server: Server, identity: str) -> str:
+    status, said = server.ask("GET", f"/v1/allocations/{identity}")
+    assert status == 200, said
+    return str(said["state"])
+
+
+def clock(server: Server) -> Any:
+    status, said = server.ask("GET", "/v1/clock")
+    assert status == 200, said
+    return said
+
+
+def warnings(server: Server) -> list[str]:
+    said = server.readiness()
+    assert said is not None
+    assert said["ready"], said
+    return list(said["warnings"])
+
+
+def metric(server: Server, name: str) -> float:
+    connection = http.client.HTTPConnection(*server.address, timeout=PATIENCE_SECONDS)
+    connection.request("GET", "/metrics", headers={"authorization": f"Bearer {server.admin_token}"})
+    text = connection.getresponse().read().decode()
+    connection.close()
+    found = re.search(rf"^{name} (\S+)$", text, re.MULTILINE)
+    assert found, text
+    return float(found[1])
+
+
+def logged(server: Server, what: str) -> list[str]:
+    return [line for line in server.log.read_text().splitlines() if what in line]
+
+
+def command(server: Server, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """What the command line says to a server."""
+    return subprocess.run(
+        [sys.executable, "-m", "slicewise.cli", *arguments, "--server", server.url],
+        env={**os.environ, "SLICEWISE_TOKEN": server.admin_token},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_SECONDS,
+    )
+
+
+def lasts_as_long_as_it_should(server: Server) -> None:
+    """A short lease ends, and not before its time."""
+    begun = time.monotonic()
+    identity = place(server, SHORT)
+    wait_for(lambda: state(server, identity) == "released")
+    assert time.monotonic() - begun >= SHORT - 0.05
+
+
+@pytest.fixture
+def open_server(tmp_path: Path) -> Iterator[Open]:
+    """Makes servers with wall clocks of their own, and ends them after the test."""
+    made: list[ClockedServer] = []
+
+    def make(name: str, database: str | None = None) -> ClockedServer:
+        made.append(ClockedServer(tmp_path / name, database=database, settings=SETTINGS))
+        return made[-1]
+
+    yield make
+    for server in made:
+        server.destroy()
+
+
+@pytest.fixture
+def server(open_server: Open) -> ClockedServer:
+    """A server, not started."""
+    return open_server("server")
+
+
+@BOTH_WAYS
+def test_a_step_is_told_and_ends_nothing(server: ClockedServer, step: float) -> None:
+    server.start()
+    server.ask("POST", "/v1/nodes", NODE)
+    kept = place(server, LONG)
+    assert warnings(server) == []
+
+    server.set_clock(step)
+    (warning,) = wait_for(lambda: warnings(server))
+    assert f"{DAY:.0f} seconds {'ahead of' if step > 0 else 'behind'} service time" in warning
+    lasts_as_long_as_it_should(server)
+    assert state(server, kept) == "placed"
+    both = clock(server)
+    assert (both["held"], round(both["step_seconds"] / DAY)) == (True, step / DAY)
+    assert metric(server, "slicewise_clock_steps_total") == 1
+    assert abs(metric(server, "slicewise_clock_step_seconds") - step) < 10
+
+    server.set_clock(0)
+    wait_for(lambda: not warnings(server))
+    lasts_as_long_as_it_should(server)
+    assert state(server, kept) == "placed"
+    assert metric(server, "slicewise_clock_step_seconds") == 0
+    assert len(logged(server, "clock step held")) == len(logged(server, "clock step over")) == 1
+    assert server.stop() == 0
+    verified(server)
+
+
+@BOTH_WAYS
+def test_a_start_with_a_wrong_clock(server: ClockedServer, step: float) -> None:
+    server.start()
+    server.ask("POST", "/v1/nodes", NODE)
+    kept = place(server, LONG)
+    server.kill()
+
+    server.set_clock(step)
+    server.start()
+    wait_for(lambda: warnings(server))
+    lasts_as_long_as_it_should(server)
+    assert state(server, kept) == "placed"
+
+    server.set_clock(0)  # now it is known for how long the server was away
+    wait_for(lambda: not warnings(server))
+    assert abs(clock(server)["step_seconds"]) < STEP_SECONDS
+    assert state(server, kept) == "placed"
+    assert server.stop() == 0
+    verified(server)
+
+
+@BOTH_WAYS
+def test_a_step_is_accepted_on_purpose_only(server: ClockedServer, step: float) -> None:
+    server.start()
+    server.ask("POST", "/v1/nodes", NODE)
+    kept = place(server, LONG)
+    assert accept(server, step) == (
+        409,
+        "the wall clock agrees with service time: there is no step",
+    )
+
+    server.set_clock(step)
+    wait_for(lambda: warnings(server))
+    status, why = accept(server, -step)
+    assert status == 409
+    assert "look again" in why
+    accepted = command(server, "clock", "accept")
+    assert accepted.returncode == 0, accepted
+    assert accepted.stdout.startswith("service time "), accepted
+    wait_for(lambda: not warnings(server))
+    assert abs(clock(server)["step_seconds"]) < ABOUT
+    lasts_as_long_as_it_should(server)
+    if step > 0:
+        wait_for(lambda: state(server, kept) == "released")
+    else:
+        assert state(server, kept) == "placed"
+    assert [round(event["entry"]["by"] / DAY) for event in audit(server)] == [step / DAY]
+
+    server.kill()  # what was accepted is in the journal
+    server.start()
+    assert warnings(server) == []
+    assert abs(clock(server)["step_seconds"]) < ABOUT
+    lasts_as_long_as_it_should(server)
+    assert server.stop() == 0
+    verified(server)
+
+
+def accept(server: Server, step: float) -> tuple[int, str]:
+    status, said = server.ask("POST", "/v1/clock/accept", {"step_seconds": step})
+    return status, said["detail"]
+
+
+def audit(server: Server) -> list[Any]:
+    status, said = server.ask("GET", "/v1/audit?kind=clock-set")
+    assert status == 200, said
+    return list(said["events"])
+
+
+def test_a_token_expires_by_the_wall_clock_too(server: ClockedServer) -> None:
+    server.start()
+    body = {"role": "operator", "expires_in_seconds": LONG}
+    status, issued = server.ask("POST", "/v1/tokens", body)
+    assert status == 201, issued
+    assert server.ask("GET", "/v1/whoami", token=issued["token"])[0] == 200
+    server.set_clock(DAY)
+    assert server.ask("GET", "/v1/whoami", token=issued["token"])[0] == 401
+    server.set_clock(-DAY)
+    assert server.ask("GET", "/v1/whoami", token=issued["token"])[0] == 200
+
+
+@BOTH_WAYS
+def test_another_leader_with_another_clock(open_server: Open, step: float) -> None:
+    url = the_server().database()
+    one, two = (open_server(name, url) for name in ("one", "two"))
+    two.set_clock(step)
+    one.start()
+    one.ask("POST", "/v1/nodes", NODE)
+    kept = place(one, LONG)
+    two.lent_token = one.admin_token
+    two.launch()
+    two.wait_until_ready("following")
+    wait_for(lambda: warnings(two))  # before it matters
+    one.kill()
+    two.wait_until_ready("leading")
+    lasts_as_long_as_it_should(two)
+    assert state(two, kept) == "placed"
+    assert round(clock(two)["step_seconds"] / DAY) == step / DAY
+
+    one.launch()
+    one.wait_until_ready("following")
+    two.kill()
+    one.wait_until_ready("leading")
+    assert warnings(one) == []
+    lasts_as_long_as_it_should(one)
+    assert state(one, kept) == "placed"
+    assert one.stop() == 0
+    verified(one)
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgres"])
+def test_leadership_when_the_databases_clock_was_set_back(tmp_path: Path, database: str) -> None:
+    url = the_server().database() if database == "postgres" else None
+    store = open_store(tmp_path, url)
+    try:
+        epoch = store.lead("one", "http://one", 10)
+        assert epoch is not None
+        assert store.lead("two", "http://two", 10) is None
+        with store.transaction() as connection:
+            connection.exec_driver_sql(f"UPDATE leader SET until = until + {DAY}")
+        assert store.leader() is None
+        assert store.lead("two", "http://two", 10) == epoch + 1
+        assert store.lead("three", "http://three", 10) is None
+        assert not store.renew(epoch, 10, 0)
+        leader = store.leader()
+        assert leader is not None
+        assert leader.holder == "two"
+    finally:
+        store.close()
