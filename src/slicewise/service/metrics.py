@@ -82,6 +82,7 @@ class Metrics:
         self._capacity = capacity
         self._failures = failures
         self._limited: Counter[str] = Counter()
+        self._malformed = 0
         self._requests: Counter[tuple[str, str, int]] = Counter()
         self._seconds: dict[str, Histogram] = {}
         self._placed: Counter[tuple[str, str]] = Counter()
@@ -112,6 +113,10 @@ class Metrics:
     def count_limited(self, limit: str) -> None:
         """A request was held up or refused, since its sender asks too often."""
         self._limited[limit] += 1
+
+    def count_malformed(self) -> None:
+        """A request could not be read."""
+        self._malformed += 1
 
     def count_batch(self, batch: Batch) -> None:
         """A batch of this process's own decisions was committed."""
@@ -323,6 +328,12 @@ class Metrics:
             "Requests without a valid token",
             ("reason",),
             [((why,), self._failures.by_reason[why]) for why in get_args(Failure)],
+        )
+        yield _counter(
+            "slicewise_malformed_requests",
+            "Requests that could not be read",
+            (),
+            [((), self._malformed)],
         )
         yield _counter(
             "slicewise_rate_limited",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 from urllib.parse import unquote
 
@@ -49,7 +49,8 @@ class GuardedProtocol(HttpToolsProtocol):
     A request that arrives in one piece, as nearly all do, is read without a copy of its head.
     """
 
-    head_bytes = 1 << 14
+    head_bytes: int
+    on_malformed: Callable[[], None]
     refusals = 0
     """Refusals since the last one that was logged, by all connections."""
     logged = float("-inf")
@@ -233,6 +234,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _log(self, refusal: RefusedError) -> None:
         kind = type(self)
+        kind.on_malformed()
         kind.refusals += 1
         if self.loop.time() < kind.logged + LOG_SECONDS:
             return
@@ -314,6 +316,7 @@ def common_name(certificate: Mapping[str, Any] | None) -> str | None:
     return None
 
 
-def guarded(head_bytes: int) -> type[Any]:
-    """The protocol with this limit."""
-    return type("GuardedProtocol", (GuardedProtocol,), {"head_bytes": head_bytes})
+def guarded(head_bytes: int, on_malformed: Callable[[], None]) -> type[Any]:
+    """The protocol with this limit, which tells when it refuses what it cannot read."""
+    own = {"head_bytes": head_bytes, "on_malformed": staticmethod(on_malformed)}
+    return type("GuardedProtocol", (GuardedProtocol,), own)

@@ -103,7 +103,7 @@ def _config(service: Service) -> uvicorn.Config:
     try:
         config = uvicorn.Config(
             service.app,
-            http=guarded(settings.head_bytes),
+            http=guarded(settings.head_bytes, service.site.metrics.count_malformed),
             ws="none",
             lifespan="off",
             log_config=None,

@@ -11,8 +11,10 @@ from tests.e2e.server import Server
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A service with a node."""
+    limits = ("requests_per_second", "strangers_per_second")
     made = Server(
-        tmp_path_factory.mktemp("attacked"), settings=("limits.requests_per_second=1000000",)
+        tmp_path_factory.mktemp("attacked"),
+        settings=[f"limits.{name}=1000000" for name in limits],
     )
     made.start()
     try:

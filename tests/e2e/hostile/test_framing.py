@@ -374,16 +374,28 @@ def test_too_many_headers(server: Server, sender: Sender) -> None:
     assert_refused(server, lambda: sender.get("more", more=b"a: b\r\n" * 200), 431)
 
 
-def streams(server: Server) -> int:
-    """How many event streams are open."""
+def metric(server: Server, name: str) -> int:
+    """What the service says of itself."""
     with Raw(server.address) as raw:
         raw.send(Sender(server).get("m", "/metrics", b"Connection: close\r\n"))
         answer = raw.answer()
         assert answer is not None
         for line in answer.body.decode().splitlines():
-            if line.startswith("slicewise_event_streams "):
+            if line.startswith(f"{name} "):
                 return int(float(line.split()[1]))
     raise AssertionError("no such metric")
+
+
+def test_refusals_are_counted_and_logged(server: Server) -> None:
+    before = metric(server, "slicewise_malformed_requests_total")
+    assert_refused(server, lambda: AMBIGUOUS["no host"])
+    assert metric(server, "slicewise_malformed_requests_total") == before + 2
+    assert "malformed requests refused" in server.log.read_text()
+
+
+def streams(server: Server) -> int:
+    """How many event streams are open."""
+    return metric(server, "slicewise_event_streams")
 
 
 def test_a_stream_ends_with_its_client_whatever_was_asked_behind_it(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import re
+import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -15,7 +17,7 @@ from tests.e2e.hostile.fuzz_http import Fuzzer
 from tests.e2e.hostile.proxies import Proxy, documented, edited
 from tests.e2e.hostile.raw import AnswerError
 from tests.e2e.hostile.sender import CHUNKED, OFFERS, WISH, Sender, Victim
-from tests.e2e.server import Server
+from tests.e2e.server import PATIENCE_SECONDS, Server
 
 TRIES = int(os.environ.get("SLICEWISE_PROXY_TRIES", "200"))
 VICTIMS = 3
@@ -175,6 +177,53 @@ def test_events_come_as_they_happen(proxy: Proxy, sender: Sender) -> None:
             assert answer is not None
             assert answer.status == 201
             stream.read_until(name.encode())
+
+
+@pytest.mark.parametrize("kind", ["nginx", "haproxy"])
+def test_the_address_of_the_client_is_overwritten(kind: str, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as service:
+        proxy = Proxy(kind, documented(kind), tmp_path, service.getsockname())
+        try:
+            head = as_service_hears(service, proxy)
+        finally:
+            proxy.stop()
+    lines = head.decode().lower().split("\r\n")
+    assert [line for line in lines if line.startswith("x-forwarded-for")] == [
+        "x-forwarded-for: 127.0.0.1"
+    ]
+    assert "x-forwarded-proto: https" in lines
+    assert "6.6.6.6" not in head.decode()
+
+
+def as_service_hears(service: socket.socket, proxy: Proxy) -> bytes:
+    """The head of a client's request as the proxy passes it on, by a service that says 200."""
+    service.settimeout(PATIENCE_SECONDS)
+    heads: list[bytes] = []
+
+    def serve() -> None:
+        while not heads or b"GET /readyz" in heads[-1]:
+            connection, _ = service.accept()
+            with connection:
+                connection.settimeout(PATIENCE_SECONDS)
+                head = b""
+                while not head.endswith(b"\r\n\r\n") and (more := connection.recv(1 << 16)):
+                    head += more
+                heads.append(head)
+                connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        proxy.wait_until_ready()
+        with proxy.connect() as raw:
+            forged = b"X-Forwarded-For: 6.6.6.6\r\n" * 2 + b"X-Forwarded-Proto: gopher\r\n"
+            raw.send(b"GET /asked HTTP/1.1\r\nHost: x\r\n" + forged + b"\r\n")
+            answer = raw.answer()
+            assert answer is not None
+            assert answer.status == 200
+    finally:
+        thread.join()
+    return heads[-1]
 
 
 def test_large_bodies_and_refusals_pass(proxy: Proxy, sender: Sender) -> None:
