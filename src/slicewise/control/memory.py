@@ -80,7 +80,6 @@ class MemoryStore(MemoryJournal):
         self.epoch = 0
         self._clock = clock
         self._leader: Leader | None = None
-        self._lease = 0.0
         self._reached: Seconds = 0
         self._given: dict[Key, Seconds] = {}
         self._changed = threading.Condition()
@@ -103,9 +102,8 @@ class MemoryStore(MemoryJournal):
             if self.leader() is not None:
                 return None
             self.epoch += 1
-            self._lease = seconds
             until = self._clock() + seconds
-            self._leader = Leader(self.epoch, holder, address, until, self._reached)
+            self._leader = Leader(self.epoch, holder, address, until, seconds, self._reached)
             return self.epoch
 
     def renew(self, epoch: int, seconds: float, steady: Seconds) -> bool:
@@ -113,9 +111,9 @@ class MemoryStore(MemoryJournal):
         with self._changed:
             if self._leader is None or epoch != self.epoch:
                 return False
-            self._lease, self._reached = seconds, steady
+            self._reached = steady
             until = self._clock() + seconds
-            self._leader = self._leader._replace(until=until, steady=steady)
+            self._leader = self._leader._replace(until=until, lease=seconds, steady=steady)
             return True
 
     def reached(self) -> Seconds:
@@ -131,7 +129,7 @@ class MemoryStore(MemoryJournal):
     def leader(self) -> Leader | None:
         """Who leads."""
         leader, now = self._leader, self._clock()
-        return leader if leader is not None and now < leader.until <= now + self._lease else None
+        return leader if leader is not None and now < leader.until <= now + leader.lease else None
 
     def last_seq(self) -> int:
         """The number of the last row."""

@@ -87,6 +87,8 @@ class Leader(NamedTuple):
     """Where requests that change something should go."""
     until: Seconds
     """When its lease ends unless it is renewed, by the database's clock."""
+    lease: Seconds
+    """For how long it is renewed at a time."""
     steady: Seconds
     """Its steady time when it last renewed the lease, or its predecessor's if it has not yet."""
 

@@ -126,7 +126,7 @@ class Recent:
 
     def leader(self) -> Leader | None:
         """The controller leads, whoever asks."""
-        return Leader(1, "kubernetes", self._address(), float("inf"), 0)
+        return Leader(1, "kubernetes", self._address(), float("inf"), 0, 0)
 
     def lead(self, holder: str, address: str, seconds: float) -> int | None:
         """Nobody becomes the leader of this."""

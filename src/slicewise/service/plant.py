@@ -277,7 +277,7 @@ class Plant:
         """Another process leads, or none; time goes by the leader's, whatever clock is here."""
         self.leader = leader
         if leader is not None and leader.steady and self.source is None:
-            self.steady.follow(leader.steady, self.settings.lease_seconds)
+            self.steady.follow(leader.steady, leader.lease)
 
     def trouble(self, what: str | None) -> None:
         """The store cannot be reached, or can be again."""

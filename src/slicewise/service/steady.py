@@ -90,8 +90,8 @@ class SteadyClock:
 
     def follow(self, leader: Seconds, late: Seconds) -> None:
         """Go by a leader whose time was this when it was kept, at most so long ago."""
-        self._unknown = 0.0
         self._keep_within(leader, leader + late)
+        self._unknown = 0.0
 
     def _keep_within(self, earliest: Seconds, latest: Seconds) -> None:
         with self._changing:

@@ -352,6 +352,7 @@ class SqlStore(ABC):
                     leader.c.holder,
                     leader.c.address,
                     leader.c.until,
+                    leader.c.lease,
                     leader.c.steady,
                 ).where(literal_column(self._runs))
             ).one_or_none()
