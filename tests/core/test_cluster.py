@@ -242,3 +242,39 @@ def test_removed_gpu_ids_are_used_again(a100: Geometry) -> None:
         cluster.state(0)
     assert cluster.add_node("c", a100, 2).gpus == range(2)
     assert cluster.add_node("d", a100, 2).gpus == range(4, 6)
+
+
+def test_a_model_that_is_forgotten_leaves_no_trace() -> None:
+    catalog = Catalog.builtin()
+    first, gone, last = (catalog.find(n).require() for n in ("A100-80GB", "A30-24GB", "H100-80GB"))
+
+    def made(*models: Geometry) -> Cluster:
+        cluster = Cluster()
+        for geometry in models:
+            cluster.add_node(geometry.model, geometry, 2)
+        return cluster
+
+    cluster, plain = made(first, gone, last), made(first, last)
+    with pytest.raises(SlicewiseError, match="in use"):
+        cluster.forget(gone)
+    placed = [cluster.place(cluster.node(g.model).gpus[0], "7g.80gb", 0) for g in (first, last)]
+    seen = cluster.models_seen
+    cluster.remove_node(gone.model)
+    cluster.forget(gone)
+    assert cluster.models_seen > seen
+    with pytest.raises(SlicewiseError, match="not known"):
+        cluster.forget(gone)
+    check_books(cluster, {instance.id: instance for instance in placed})
+    assert cluster.models == plain.models
+    assert cluster.states == plain.states
+    assert cluster.after_place == plain.after_place
+    assert cluster.after_release == plain.after_release
+    assert len(cluster.members) == len(cluster.first) == len(cluster.states)
+    for instance in placed:
+        cluster.release(instance)
+    cluster.remove_node(last.model)
+    cluster.forget(last)  # the one that joined last: nothing moves up
+    assert cluster.states == made(first).states
+    node = cluster.add_node("again", gone, 2)
+    assert cluster.state(node.gpus[0]).geometry == gone
+    check_books(cluster, {})

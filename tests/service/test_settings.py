@@ -58,7 +58,7 @@ def test_every_key_can_be_set_by_variable() -> None:
         "extender.active_seconds": "5", "metrics.public": "true", "log.format": "json",
         "limits.agent_requests_per_second": "2", "limits.hellos_per_minute": "3",
         "limits.strangers_per_second": "4", "proxies.trusted": "10.0.0.0/8,::1",
-        "proxies.header": "forwarded",
+        "proxies.header": "forwarded", "limits.models": "7", "limits.states": "2000",
         "log.level": "debug", "log.requests": "1",
     }  # fmt: skip
     assert set(values) == set(KEYS)

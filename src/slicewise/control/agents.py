@@ -10,7 +10,6 @@ from slicewise.control.commands import Accept, Heard, Hello, Lost
 from slicewise.control.entries import (
     Cause,
     GeometryRecord,
-    ModelEntered,
     NodeAdded,
     NodePhase,
     NodeRemoved,
@@ -22,9 +21,10 @@ from slicewise.control.geometries import distinct, named, record_of, same_layout
 from slicewise.control.hardware import AgentJoined, GeometryAccepted, GpuHeld, NodeHeld, PartTurned
 from slicewise.control.hardware import Phase as PartPhase
 from slicewise.control.ledger import Ledger
+from slicewise.control.models import Models
 from slicewise.control.placing import Placing
 from slicewise.control.standings import AgentStanding
-from slicewise.control.state import NodeStanding
+from slicewise.control.state import NodeStanding, State
 from slicewise.control.views import node_view
 from slicewise.control.wire import moment
 
@@ -37,7 +37,10 @@ MIG, PROBLEM, MISSING, FOREIGN = "mig", "problem", "missing", "foreign"
 class Agents:
     """Begins sessions, and holds what must not be used."""
 
-    def __init__(self, ledger: Ledger, placing: Placing, strangers: Strangers) -> None:
+    def __init__(
+        self, ledger: Ledger, placing: Placing, strangers: Strangers, models: Models
+    ) -> None:
+        self._models = models
         self._ledger = ledger
         self._state = ledger.state
         self._placing = placing
@@ -55,9 +58,10 @@ class Agents:
         uuids = _uuids(body)
         if len(set(uuids)) != len(uuids):
             raise RefusedError(400, "two GPUs have the same UUID", field="gpus")
-        geometry, quarrel = self._geometry(command)
+        geometry, quarrel = geometry_told(self._state, body, command.catalog)
         node = self._state.nodes.get(command.node)
         if node is None:
+            self._models.check(geometry)
             node = self._register(command.node, geometry, len(uuids), {})
         else:
             self._empty(node, body.boot)
@@ -120,17 +124,6 @@ class Agents:
 
     # Geometry
 
-    def _geometry(self, command: Hello) -> tuple[GeometryRecord, tuple[str, ...]]:
-        """The model that the node's GPUs are, and where the service disagrees about that."""
-        body = command.said
-        driver = named(body.geometry, command.catalog.model if command.catalog else body.model)
-        own = self._state.geometries.get(driver.model)
-        known = command.catalog if own is None else record_of(own)
-        if known is None or same_layout(known, driver):
-            return known or driver, ()
-        sentence = f"the service knows another geometry by the name of {driver.model}"
-        return distinct(driver), (sentence,) if not body.disagreements else ()
-
     def _checked(
         self, node: NodeStanding, geometry: GeometryRecord, uuids: tuple[str, ...]
     ) -> tuple[str, ...] | None:
@@ -181,9 +174,7 @@ class Agents:
         self, name: str, geometry: GeometryRecord, gpus: int, labels: dict[str, str]
     ) -> NodeStanding:
         state = self._state
-        known = state.geometries.get(geometry.model)
-        if known is None:
-            self._ledger.enter(ModelEntered(geometry))
+        self._models.enter(geometry)
         first = state.cluster.next_gpus(gpus)
         self._ledger.enter(NodeAdded(name, geometry.model, gpus, first, labels))
         self._ledger.room_appeared = True
@@ -191,7 +182,10 @@ class Agents:
 
     def _anew(self, node: NodeStanding, geometry: GeometryRecord, gpus: int) -> NodeStanding:
         """Register an empty node once more, since it is another one by now."""
+        self._models.check(geometry, node.geometry)
         self._ledger.enter(NodeRemoved(node.name))
+        if node.geometry.model != geometry.model:
+            self._models.forget(node.geometry)
         made = self._register(node.name, geometry, gpus, node.labels)
         if node.phase is not NodePhase.READY:
             self._ledger.enter(NodeTurned(node.name, node.phase))
@@ -271,6 +265,22 @@ class Agents:
         )
         self._ledger.room_appeared = True
         self._ledger.finish_draining(name)
+
+
+def geometry_told(
+    state: State, body: HelloBody, catalog: GeometryRecord | None
+) -> tuple[GeometryRecord, tuple[str, ...]]:
+    """The model that a node's GPUs are, and where the service disagrees about that.
+
+    ``catalog`` is what the catalog knows under the model's name.
+    """
+    driver = named(body.geometry, catalog.model if catalog else body.model)
+    own = state.geometries.get(driver.model)
+    known = catalog if own is None else record_of(own)
+    if known is None or same_layout(known, driver):
+        return known or driver, ()
+    sentence = f"the service knows another geometry by the name of {driver.model}"
+    return distinct(driver), (sentence,) if not body.disagreements else ()
 
 
 def _uuids(body: HelloBody) -> tuple[str, ...]:

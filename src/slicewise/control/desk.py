@@ -39,6 +39,7 @@ from slicewise.control.entries import Cause, NodePhase, Row, Seconds
 from slicewise.control.estate import Estate
 from slicewise.control.foreign import Strangers
 from slicewise.control.ledger import Ledger, NewId
+from slicewise.control.models import MOST_MODELS, MOST_STATES, Models
 from slicewise.control.moving import Moving
 from slicewise.control.placing import OnPolicyError, Placing
 from slicewise.control.reporting import Reporting
@@ -59,14 +60,17 @@ class Desk:
         new_id: NewId,
         queued_per_tenant: int = QUEUED_PER_TENANT,
         on_policy_error: OnPolicyError = lambda error: None,
+        most_models: int = MOST_MODELS,
+        most_states: int = MOST_STATES,
     ) -> None:
         self.state = state
         self._ledger = Ledger(state, new_id)
         self._placing = Placing(self._ledger, queued_per_tenant, on_policy_error)
-        self._estate = Estate(self._ledger, self._placing)
+        models = Models(self._ledger, most_models, most_states)
+        self._estate = Estate(self._ledger, self._placing, models)
         self._moving = Moving(self._ledger)
         self._strangers = Strangers(self._ledger)
-        self._agents = Agents(self._ledger, self._placing, self._strangers)
+        self._agents = Agents(self._ledger, self._placing, self._strangers, models)
         self._reporting = Reporting(self._ledger, self._placing, self._agents, self._strangers)
 
     def take_rows(self) -> list[Row]:

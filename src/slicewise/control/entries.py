@@ -185,6 +185,12 @@ class ModelEntered(Entry, frozen=True, tag="model-entered"):
     geometry: GeometryRecord
 
 
+class ModelForgotten(Entry, frozen=True, tag="model-forgotten"):
+    """A GPU model is not known any more: no node has it."""
+
+    model: str
+
+
 class NodeAdded(Entry, frozen=True, tag="node-added"):
     """A node joined; its GPUs have the ids from ``first`` on."""
 
@@ -332,6 +338,7 @@ class ClockSet(Entry, frozen=True, tag="clock-set"):
 
 AnyEntry = (
     ModelEntered
+    | ModelForgotten
     | NodeAdded
     | NodeTurned
     | NodeRemoved
@@ -404,6 +411,8 @@ def concerns(entry: AnyEntry) -> tuple[str | None, str]:
             return None, node
         case ModelEntered(geometry):
             return None, geometry.model
+        case ModelForgotten(model):
+            return None, model
         case _:
             return None, ""
 

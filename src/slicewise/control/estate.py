@@ -19,7 +19,6 @@ from slicewise.control.entries import (
     STEP_SECONDS,
     Cause,
     ClockSet,
-    ModelEntered,
     NodeAdded,
     NodePhase,
     NodeRemoved,
@@ -31,6 +30,7 @@ from slicewise.control.entries import (
 )
 from slicewise.control.geometries import record_of
 from slicewise.control.ledger import Ledger
+from slicewise.control.models import Models
 from slicewise.control.placing import Placing
 from slicewise.control.views import node_view, tenant_view, token_view
 from slicewise.control.wire import ClockStepView, moment
@@ -39,7 +39,8 @@ from slicewise.control.wire import ClockStepView, moment
 class Estate:
     """Registers and removes nodes, tenants and tokens, and sets the clock."""
 
-    def __init__(self, ledger: Ledger, placing: Placing) -> None:
+    def __init__(self, ledger: Ledger, placing: Placing, models: Models) -> None:
+        self._models = models
         self._ledger = ledger
         self._state = ledger.state
         self._placing = placing
@@ -52,15 +53,15 @@ class Estate:
         if command.node in state.nodes:
             raise RefusedError(409, f"node {command.node!r} exists already", reason="exists")
         known = state.geometries.get(geometry.model)
-        if known is None:
-            self._ledger.enter(ModelEntered(geometry))
-        elif record_of(known) != geometry:
+        if known is not None and record_of(known) != geometry:
             raise RefusedError(
                 409,
                 f"another geometry named {geometry.model!r} is in use: nodes of one model must "
                 "agree on it",
                 reason="geometry",
             )
+        self._models.check(geometry)
+        self._models.enter(geometry)
         first = state.cluster.next_gpus(command.gpus)
         self._ledger.enter(
             NodeAdded(command.node, geometry.model, command.gpus, first, command.labels)
@@ -100,6 +101,7 @@ class Estate:
             )
         view = node_view(self._state, node)
         self._ledger.enter(NodeRemoved(node.name))
+        self._models.forget(node.geometry)
         return said(200, view)
 
     # Tenants and tokens

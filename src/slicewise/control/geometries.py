@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from functools import lru_cache
 
 import msgspec
 
 from slicewise.control.entries import GeometryRecord, ProfileRecord
 from slicewise.core.geometry import Budget, Geometry, Profile
 from slicewise.core.states import empty_state
+from slicewise.core.tables import kept
 
 MAX_STATES = 20_000
 """A model with more states would keep the writer busy for too long."""
@@ -49,7 +49,7 @@ def geometry_of(record: GeometryRecord) -> Geometry:
     return _build(msgspec.json.encode(record))
 
 
-@lru_cache(maxsize=64)
+@kept(64)
 def _build(data: bytes) -> Geometry:
     record = msgspec.json.decode(data, type=GeometryRecord)
     return Geometry(
@@ -100,7 +100,7 @@ def distinct(record: GeometryRecord) -> GeometryRecord:
     return msgspec.structs.replace(record, model=f"{record.model}~{digest}")
 
 
-@lru_cache(maxsize=64)
+@kept(64)
 def too_many_states(geometry: Geometry, most: int = MAX_STATES) -> bool:
     """Whether a GPU of this model can be in more states than that."""
     found = {empty_state(geometry)}

@@ -16,11 +16,13 @@ from slicewise.control.entries import (
     AnyEntry,
     GeometryRecord,
     ModelEntered,
+    ModelForgotten,
     NodeAdded,
     NodePhase,
     NodeRemoved,
     NodeTurned,
     Overtaken,
+    ProfileRecord,
     Queued,
     QuotaRecord,
     Row,
@@ -153,8 +155,11 @@ def restore(image: Image, state: State) -> State:
     # Stand-ins take all GPU ids there ever were, in order. Removing one leaves its ids to the
     # node that is added next, so every node gets its own again, and the rest stays spare.
     stand_ins = sorted([*((node.first, node.gpus) for node in image.nodes), *image.spare])
+    model = _stand_in_model(image)
+    if stand_ins:
+        enter(ModelEntered(model))
     for first, gpus in stand_ins:
-        enter(NodeAdded(_stand_in(first), image.geometries[0].model, gpus, first))
+        enter(NodeAdded(_stand_in(first), model.model, gpus, first))
     for node in image.nodes:
         enter(NodeRemoved(_stand_in(node.first)))
         enter(NodeAdded(node.name, node.model, node.gpus, node.first, node.labels))
@@ -162,6 +167,8 @@ def restore(image: Image, state: State) -> State:
             enter(node.agent.joined)
     for first, _ in image.spare:
         enter(NodeRemoved(_stand_in(first)))
+    if stand_ins:
+        enter(ModelForgotten(model.model))
     for tenant, quota in image.tenants.items():
         enter(TenantSet(tenant, quota))
         state.tenants[tenant].since = (image.since or {}).get(tenant, 0)
@@ -201,6 +208,13 @@ def _found(node: _NodeImage, agent: _AgentImage) -> Iterator[AnyEntry]:
         yield GpuHeld(node.name, gpu, reasons)
     if node.holds:
         yield NodeHeld(node.name, node.holds)
+
+
+def _stand_in_model(image: Image) -> GeometryRecord:
+    """What the GPUs of stand-ins are, by a name that is longer than those of all models."""
+    longest = max((len(geometry.model) for geometry in image.geometries), default=0)
+    profile = ProfileRecord("1g", size=1, compute=1, memory_gb=1, starts=(0,))
+    return GeometryRecord("x" * (longest + 1), 1, 1, (profile,), 1)
 
 
 def _stand_in(first: int) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 
 from slicewise.core.geometry import Geometry, Profile
 from slicewise.core.request import Request
+from slicewise.core.tables import kept
 
 
 def within_reach(request: Request, count: int, gpus: Mapping[Geometry, int]) -> bool:
@@ -18,7 +18,7 @@ def within_reach(request: Request, count: int, gpus: Mapping[Geometry, int]) -> 
     return room >= count
 
 
-@lru_cache(maxsize=1024)
+@kept(1024)
 def most(geometry: Geometry, profile: Profile) -> int:
     """How many instances of one profile an empty GPU holds.
 

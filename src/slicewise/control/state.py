@@ -21,6 +21,7 @@ from slicewise.control.entries import (
     Ended,
     Entry,
     ModelEntered,
+    ModelForgotten,
     Moved,
     NodeAdded,
     NodePhase,
@@ -49,6 +50,7 @@ from slicewise.core.cluster import Cluster, Instance
 from slicewise.core.errors import SlicewiseError
 from slicewise.core.geometry import Geometry
 from slicewise.core.request import Need, Request
+from slicewise.core.tables import drop_tables
 from slicewise.engine.queue import Discipline, Ticket, WaitingRoom
 from slicewise.engine.scheduler import Scheduler
 
@@ -107,6 +109,7 @@ class State:
         self._leases: list[tuple[Seconds, str]] = []
         self._apply: dict[type[Entry], Callable[[Any, Row], None]] = {
             ModelEntered: self._model_entered,
+            ModelForgotten: self._model_forgotten,
             NodeAdded: self._node_added,
             NodeTurned: self._node_turned,
             NodeRemoved: self._node_removed,
@@ -142,6 +145,12 @@ class State:
         geometry = geometry_of(entry.geometry)
         self.geometries[geometry.model] = geometry
         self.cluster.know(geometry)
+
+    def _model_forgotten(self, entry: ModelForgotten, row: Row) -> None:
+        geometry = self.geometries.pop(entry.model)
+        self.cluster.forget(geometry)
+        del self.gpus[geometry]
+        drop_tables()
 
     def _node_added(self, entry: NodeAdded, row: Row) -> None:
         node = self.cluster.add_node(entry.node, self.geometries[entry.model], entry.gpus)

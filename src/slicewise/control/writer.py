@@ -25,6 +25,7 @@ from slicewise.control.entries import Row, Seconds
 from slicewise.control.fair_queue import FairQueue
 from slicewise.control.image import Image, image_of, restore
 from slicewise.control.ledger import NewId
+from slicewise.control.models import MOST_MODELS, MOST_STATES
 from slicewise.control.placing import OnPolicyError
 from slicewise.control.ports import (
     DAMAGED,
@@ -112,6 +113,8 @@ class Writer:
         warn: Callable[[str], None] = lambda problem: None,
         queued_per_tenant: int = QUEUED_PER_TENANT,
         on_policy_error: OnPolicyError = lambda error: None,
+        most_models: int = MOST_MODELS,
+        most_states: int = MOST_STATES,
     ) -> None:
         self._journal = journal
         self._fresh_state = fresh_state
@@ -128,6 +131,8 @@ class Writer:
         """Told, in the writer's thread, what went wrong and keeps nobody from anything."""
         self._queued_per_tenant = queued_per_tenant
         self._on_policy_error = on_policy_error
+        self._most_models = most_models
+        self._most_states = most_states
         self._jobs: FairQueue[Job] = FairQueue()
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
@@ -221,7 +226,14 @@ class Writer:
                 self.trouble = None
                 self._image_seq = 0 if image is None else image.seq
                 self._catch_up(rows)
-                return Desk(state, self._new_id, self._queued_per_tenant, self._on_policy_error)
+                return Desk(
+                    state,
+                    self._new_id,
+                    self._queued_per_tenant,
+                    self._on_policy_error,
+                    self._most_models,
+                    self._most_states,
+                )
 
     def _next(self, state: State) -> tuple[list[Job], Seconds]:
         """Wait for something to do: jobs, or a moment at which something is over.

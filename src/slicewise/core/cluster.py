@@ -72,6 +72,8 @@ class Cluster:
         self._f_partial: list[int] = []
         self._f_overlap: list[int] = []
         self._empty_state: dict[Geometry, int] = {}
+        self.models_seen = 0
+        """Grows whenever a model joins or is forgotten: states have other numbers from then on."""
 
         self.state_of: list[int] = []
         """The state of each GPU, by GPU id."""
@@ -218,7 +220,7 @@ class Cluster:
 
     @property
     def models(self) -> tuple[Geometry, ...]:
-        """The GPU models the cluster knows: those that are or were in it, most often."""
+        """The GPU models the cluster knows, whether or not a node has them."""
         return tuple(self._empty_state)
 
     def _set_node(self, node: Node, schedulable: bool) -> Node:
@@ -252,7 +254,30 @@ class Cluster:
         self._f_partial.extend(partial[mask] for mask in masks)
         self._f_overlap.extend(overlap[mask] for mask in masks)
         self._empty_state[geometry] = base
+        self.models_seen += 1
         return base
+
+    def forget(self, geometry: Geometry) -> None:
+        """Forget a model that no node has; the states of those that joined later move up."""
+        base = self._empty_state.get(geometry)
+        if base is None or any(node.geometry == geometry for node in self._nodes.values()):
+            raise SlicewiseError(f"{geometry.model!r} is in use, or not known")
+        later = [other for other in self._empty_state.values() if other > base]
+        end = min(later, default=len(self.states))
+        gone = end - base
+        for table in (self.states, self.members, self._taken, self._f_partial, self._f_overlap):
+            del table[base:end]
+        self.first = np.delete(self.first, slice(base, end))
+        for rows in (self.after_place, self.after_release):
+            rows[base:] = [
+                tuple(t if t == ILLEGAL else t - gone for t in row) for row in rows[end:]
+            ]
+        self.state_of[:] = [state - gone if state >= end else state for state in self.state_of]
+        del self._empty_state[geometry]
+        for other, empty in self._empty_state.items():
+            if empty > base:
+                self._empty_state[other] = empty - gone
+        self.models_seen += 1
 
     # Instances
 

@@ -9,9 +9,9 @@ occupied slices both, since a fully occupied window strands nothing.
 from __future__ import annotations
 
 from enum import StrEnum
-from functools import lru_cache
 
 from slicewise.core.geometry import Geometry, Profile
+from slicewise.core.tables import kept
 
 
 class Reading(StrEnum):
@@ -48,7 +48,7 @@ def score(geometry: Geometry, mask: int, reading: Reading = Reading.PARTIAL) -> 
     return sum(score_by_profile(geometry, mask, reading).values())
 
 
-@lru_cache(maxsize=256)
+@kept(256)
 def score_table(geometry: Geometry, reading: Reading) -> tuple[int, ...]:
     """F of every mask: the fast twin of ``score``."""
     table = [0] * (geometry.full + 1)

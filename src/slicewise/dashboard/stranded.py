@@ -8,12 +8,11 @@ covers. The browser works out the same (`static/look/geometry.js`), and a test h
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from slicewise.core.states import GpuState
+from slicewise.core.tables import kept
 
 
-@lru_cache(maxsize=1 << 16)
+@kept(1 << 16)
 def stranded(state: GpuState) -> int:
     """The stranded slices of a GPU in this state, as a mask."""
     geometry = state.geometry

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +20,7 @@ from slicewise.core.geometry import Placement
 from slicewise.core.idset import NONE
 from slicewise.core.request import Rejection, Request
 from slicewise.core.states import GpuState
+from slicewise.core.tables import kept
 from slicewise.engine.reasons import Reasons, called
 from slicewise.engine.scheduler import Scheduler
 from slicewise.policies.base import (
@@ -248,7 +248,7 @@ def cost_of(state: GpuState, placement: Placement) -> Cost:
     )
 
 
-@lru_cache(maxsize=1 << 16)
+@kept(1 << 16)
 def open_places(state: GpuState) -> int:
     """How many placements of plain profiles the hardware would accept on such a GPU."""
     return sum(len(state.feasible_starts(profile)) for profile in state.geometry.plain_profiles)

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Sequence
-from functools import lru_cache
 
 from slicewise.core.cluster import Instance, Node
 from slicewise.core.fragmentation import is_fragmented
 from slicewise.core.geometry import Profile
 from slicewise.core.request import Reason, Rejection, Request
 from slicewise.core.states import ILLEGAL, GpuState
+from slicewise.core.tables import kept
 from slicewise.engine.offers import Offer, Offers
 from slicewise.engine.scheduler import Scheduler
 
@@ -26,7 +26,7 @@ MOST_STEPS_IN_ALL = 10_000
 """So many on all nodes together, before the rest is judged by what each kind of request needs."""
 
 
-@lru_cache(maxsize=1 << 16)
+@kept(1 << 16)
 def most_of(gpu: GpuState, profiles: tuple[Profile, ...]) -> int:
     """How many instances of these profiles such a GPU could take."""
     found = 0

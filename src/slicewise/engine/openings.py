@@ -44,7 +44,7 @@ class Openings:
         self._look_at = look_at
         self._keep = keep
         self._distances: OrderedDict[Request, npt.NDArray[np.int8]] = OrderedDict()
-        self._states_seen = 0
+        self._models_seen = 0
 
     def of(
         self, request: Request, limit: int, fixed: Collection[int], apart: Collection[int] = ()
@@ -131,10 +131,9 @@ class Openings:
 
     def _distance(self, request: Request) -> npt.NDArray[np.int8]:
         """By state: how many instances must at least go before the request fits."""
-        states = self._cluster.states
-        if len(states) != self._states_seen:
-            self._distances.clear()  # a new model joined
-            self._states_seen = len(states)
+        if self._cluster.models_seen != self._models_seen:
+            self._distances.clear()  # a model joined or left: states have other numbers
+            self._models_seen = self._cluster.models_seen
         known = self._distances.get(request)
         if known is None:
             known = self._distances[request] = self._measure(request)

@@ -35,7 +35,7 @@ class Reasons:
         self._cluster = cluster
         self._keep = keep
         self._obstacles: OrderedDict[Request, _Obstacles] = OrderedDict()
-        self._states_seen = 0
+        self._models_seen = 0
 
     def nowhere(self, request: Request) -> Rejection:
         """No GPU was found for the request."""
@@ -79,10 +79,9 @@ class Reasons:
         )
 
     def _of(self, request: Request) -> _Obstacles:
-        states = self._cluster.states
-        if len(states) != self._states_seen:
-            self._obstacles.clear()  # a new model joined
-            self._states_seen = len(states)
+        if self._cluster.models_seen != self._models_seen:
+            self._obstacles.clear()  # a model joined or left: states have other numbers
+            self._models_seen = self._cluster.models_seen
         obstacles = self._obstacles.get(request)
         if obstacles is None:
             obstacles = self._obstacles[request] = _Obstacles(

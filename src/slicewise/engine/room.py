@@ -7,15 +7,14 @@ none. F asks what is blocked; room asks what is open, and counts budgets as well
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from slicewise.core.cluster import Cluster
 from slicewise.core.geometry import Profile
 from slicewise.core.states import GpuState
+from slicewise.core.tables import kept
 from slicewise.policies.base import Preference, TablePolicy
 
 
-@lru_cache(maxsize=1 << 16)
+@kept(1 << 16)
 def room_of(gpu: GpuState) -> int:
     """The sizes of all instances that could be placed on such a GPU, one at a time."""
     return sum(

@@ -28,6 +28,9 @@ PICKED_ONLY = -1
 LEFT_OUT = -2
 """The policy does not consider GPUs in this state."""
 
+_MOST_CELLS = 1 << 21
+"""States times rows that are kept: where models have very many states, fewer rows are."""
+
 _LOOK_AHEAD = 32
 """How many GPUs in turn are looked at one by one before the index is asked."""
 
@@ -92,7 +95,7 @@ class Ranking:
         self._cluster = cluster
         self._keep = keep
         self._rows: OrderedDict[tuple[TablePolicy, Request], Row] = OrderedDict()
-        self._states_seen = 0
+        self._models_seen = 0
 
     def row(self, request: Request) -> Row:
         """The row for this kind of request, as the policy ranks it now."""
@@ -100,13 +103,13 @@ class Ranking:
         if isinstance(policy, AdaptivePolicy):
             policy = policy.table(self._cluster)
         states = self._cluster.states
-        if len(states) != self._states_seen:
-            self._rows.clear()  # a new model joined: every row gets longer
-            self._states_seen = len(states)
+        if self._cluster.models_seen != self._models_seen:
+            self._rows.clear()  # a model joined or left: states have other numbers
+            self._models_seen = self._cluster.models_seen
         row = self._rows.get((policy, request))
         if row is None:
             row = self._rows[policy, request] = build_row(policy, states, request)
-            if len(self._rows) > self._keep:
+            if len(self._rows) > min(self._keep, 1 + _MOST_CELLS // (len(states) + 1)):
                 self._rows.popitem(last=False)
         return row
 

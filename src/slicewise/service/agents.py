@@ -8,20 +8,16 @@ from typing import Annotated
 from msgspec import Meta
 
 from slicewise.control.agent_wire import HelloBody, ReportBody
-from slicewise.control.agents import UNKNOWN, checked_session
+from slicewise.control.agents import UNKNOWN, checked_session, geometry_told
 from slicewise.control.answers import RefusedError, said
 from slicewise.control.commands import Heard, Hello, Report
 from slicewise.control.entries import GeometryRecord
-from slicewise.control.geometries import (
-    distinct,
-    geometry_of,
-    named,
-    record_of,
-    too_many_states,
-)
+from slicewise.control.geometries import geometry_of, named, record_of, too_many_states
+from slicewise.control.models import refuse_too_many
 from slicewise.control.views import desired_view
 from slicewise.core.errors import GeometryError, UnknownNameError
 from slicewise.core.states import state_space
+from slicewise.core.tables import drop_tables
 from slicewise.service.http import Gone, Query, Reply, Request, reply
 from slicewise.service.site import Site
 
@@ -42,16 +38,46 @@ class DesiredQuery(Query, frozen=True):
 async def hello(site: Site, request: Request) -> Reply:
     """Begin a session; a node that is new is registered."""
     node = _node(request)
+    _insist_on_leading(site)
     site.limits.hello(node)
     body = await request.body(HelloBody)
+    _check_form(body.geometry)
     catalog = _catalogued(site, body.model)
-    name = body.model if catalog is None else catalog.model
-    await site.plant.in_thread(_check_geometry, named(body.geometry, name), catalog)
     fail = site.settings.agents_after_reboot == "fail"
-    answer = await site.write(request, Hello(node, body, catalog, fail))
+    command = Hello(node, body, catalog, fail)
+    if _new_model(site, command) is None:
+        answer = await site.write(request, command)
+    else:
+        answer = await _hello_of_new_model(site, request, command)
     if answer.status == 200:
         site.contacts.touch(node)
     return answer
+
+
+async def _hello_of_new_model(site: Site, request: Request, command: Hello) -> Reply:
+    """Work out the states of a model that is new, so that the writer does not have to.
+
+    One model at a time: its tables may be large. They are dropped if it is not entered after all.
+    """
+    async with site.surveying:
+        record = _new_model(site, command)
+        if record is not None:
+            standing = site.state.nodes.get(command.node)
+            leaving = None if standing is None else standing.geometry
+            refuse_too_many(site.state, site.settings.models, leaving)
+            try:
+                await site.plant.in_thread(_work_out, record)
+                return await site.write(request, command)
+            finally:
+                if record.model not in site.state.geometries:
+                    drop_tables()
+    return await site.write(request, command)
+
+
+def _new_model(site: Site, command: Hello) -> GeometryRecord | None:
+    """The model that a hello tells of, unless it is known."""
+    record, _ = geometry_told(site.state, command.said, command.catalog)
+    return None if record.model in site.state.geometries else record
 
 
 def _catalogued(site: Site, model: str) -> GeometryRecord | None:
@@ -62,25 +88,24 @@ def _catalogued(site: Site, model: str) -> GeometryRecord | None:
     return None if geometry is None else record_of(geometry)
 
 
-def _check_geometry(record: GeometryRecord, catalog: GeometryRecord | None) -> None:
-    """Refuse what is no geometry, or one too intricate.
-
-    The states of a good one are worked out here, under every name that it may get: nobody waits
-    for that later.
-    """
+def _check_form(record: GeometryRecord) -> None:
+    """Refuse what is no geometry."""
     if len(record.profiles) > _MAX_PROFILES:
         raise RefusedError(
             400, f"a GPU has at most {_MAX_PROFILES} profiles", field="geometry.profiles"
         )
     try:
-        geometry = geometry_of(record)
+        geometry_of(named(record, record.model))
     except GeometryError as error:
         raise RefusedError(400, f"this is no geometry: {error}", field="geometry") from None
+
+
+def _work_out(record: GeometryRecord) -> None:
+    """Work out the states of a geometry; refused if there are too many."""
+    geometry = geometry_of(record)
     if too_many_states(geometry):
         raise RefusedError(400, "this geometry has too many states", field="geometry")
-    for known in (record, distinct(record), catalog):
-        if known is not None:
-            state_space(geometry_of(known))
+    state_space(geometry)
 
 
 async def desired(site: Site, request: Request) -> Reply:

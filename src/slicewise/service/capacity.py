@@ -37,6 +37,7 @@ class Capacity:
         self._state = state
         self._cluster: Cluster = state.cluster
         self._tables: list[_Table] = []
+        self._models_seen = 0
         self._taken: _Array = np.empty(0, np.int64)
         """By state of a GPU: slices taken; the last stands for GPUs that are not there."""
 
@@ -68,23 +69,30 @@ class Capacity:
         return counts
 
     def _look_at_models(self) -> None:
-        """Make the tables of models that joined since the last time."""
+        """Make the tables of models that joined since the last time, and drop those that left."""
+        if self._models_seen == self._cluster.models_seen:
+            return
+        self._models_seen = self._cluster.models_seen
         states = self._cluster.states
-        done = max((table.states.stop for table in self._tables), default=0)
+        known = {table.geometry: table.open for table in self._tables}
+        self._tables = []
+        done = 0
         while done < len(states):
             geometry = states[done].geometry
             end = done
             while end < len(states) and states[end].geometry is geometry:
                 end += 1
-            offered = [
-                [len(state.feasible_starts(profile)) for profile in geometry.profiles]
-                for state in states[done:end]
-            ]
-            self._tables.append(_Table(geometry, slice(done, end), np.array(offered, np.int64)))
+            offered = known.get(geometry)
+            if offered is None:
+                counts = [
+                    [len(state.feasible_starts(profile)) for profile in geometry.profiles]
+                    for state in states[done:end]
+                ]
+                offered = np.array(counts, np.int64)
+            self._tables.append(_Table(geometry, slice(done, end), offered))
             done = end
-        if len(self._taken) != len(states) + 1:
-            masks = [state.mask.bit_count() for state in states]
-            self._taken = np.array([*masks, 0], np.int64)
+        masks = [state.mask.bit_count() for state in states]
+        self._taken = np.array([*masks, 0], np.int64)
 
 
 def _use(table: _Table, members: _Array, gpus: int, taken: int) -> ModelUse:

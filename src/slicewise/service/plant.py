@@ -322,6 +322,8 @@ class Plant:
             warn=lambda problem: log.warning("writer", problem=problem),
             queued_per_tenant=self.settings.queued_per_tenant,
             on_policy_error=self._policy_failed,
+            most_models=self.settings.models,
+            most_states=self.settings.states,
         )
         self.writer.start()
         log.info("leading", epoch=epoch, seq=self.replica.seq)

@@ -16,6 +16,7 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 from urllib.parse import urlsplit
 
 from slicewise.control.desk import QUEUED_PER_TENANT
+from slicewise.control.models import MOST_MODELS, MOST_STATES
 from slicewise.core.errors import SlicewiseError, UnknownNameError
 from slicewise.engine.queue import Discipline
 from slicewise.policies.registry import policy_class
@@ -307,6 +308,18 @@ class Settings:
             "Requests of one tenant that may wait in the queue; more are refused.",
         ),
     ] = QUEUED_PER_TENANT
+    models: Annotated[
+        int,
+        Key("limits.models", _whole(1, 10_000), "GPU models that the nodes may have in all."),
+    ] = MOST_MODELS
+    states: Annotated[
+        int,
+        Key(
+            "limits.states",
+            _whole(1000, 10_000_000),
+            "States that these models may have in all; a usual model has a few hundred.",
+        ),
+    ] = MOST_STATES
     waiting: Annotated[
         int,
         Key(

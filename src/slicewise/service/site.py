@@ -50,6 +50,8 @@ class Site:
         """Held while a thread computes for seconds: one at a time, in rotation between callers."""
         self.looking = FairLock()
         """Held while a thread looks into the journal: commits use the same database."""
+        self.surveying = asyncio.Lock()
+        """Held while an agent's GPU model is looked at and entered."""
         self.patching = asyncio.Lock()
         """Held by whoever changes what it has just read."""
 

@@ -17,6 +17,7 @@ from slicewise.control.entries import (
     Ended,
     GeometryRecord,
     ModelEntered,
+    ModelForgotten,
     Moved,
     NodeAdded,
     NodeRemoved,
@@ -94,6 +95,8 @@ class Occupancy:
         match entry:
             case ModelEntered(geometry):
                 self._enter_model(geometry)
+            case ModelForgotten(model):
+                return self._forget_model(model)
             case NodeAdded(node, model, gpus):
                 if node in self._nodes:
                     return [f"node {node!r} joins and is there already"]
@@ -148,6 +151,15 @@ class Occupancy:
         self._models[geometry.model] = geometry
         for profile in geometry.profiles:
             self._profiles[geometry.model, profile.name] = profile
+
+    def _forget_model(self, model: str) -> list[str]:
+        geometry = self._models.pop(model, None)
+        if geometry is None:
+            return [f"the model {model!r} is forgotten and was not known"]
+        for profile in geometry.profiles:
+            del self._profiles[model, profile.name]
+        users = [node for node, (used, _) in self._nodes.items() if used == model]
+        return [f"the model {model!r} is forgotten, and node {node!r} has it" for node in users]
 
     def _remove_node(self, node: str) -> list[str]:
         if self._nodes.pop(node, None) is None:

@@ -50,6 +50,7 @@ _log = logging.getLogger(__name__)
 _SELDOM = frozenset(
     {
         "model-entered",
+        "model-forgotten",
         "node-added",
         "node-turned",
         "node-removed",

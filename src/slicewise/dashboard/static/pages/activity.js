@@ -51,6 +51,8 @@ export function sentence({ kind, entry, subject }) {
       return `token ${entry.token} was revoked`;
     case "model-entered":
       return `GPU model ${entry.geometry.model} is known from here on`;
+    case "model-forgotten":
+      return `GPU model ${entry.model} was forgotten: no node has it`;
     case "part-turned":
       return `${entry.tenant}: ${brief(entry.allocation)} is ${entry.phase} on ${entry.node}${entry.detail ? `: ${entry.detail}` : ""}`;
     case "agent-joined":
