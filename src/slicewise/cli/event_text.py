@@ -14,6 +14,7 @@ from slicewise.control.entries import (
     ClockSet,
     Ended,
     ModelEntered,
+    ModelForgotten,
     Moved,
     NodeAdded,
     NodeRemoved,
@@ -46,9 +47,12 @@ from slicewise.core.request import Need
 
 
 def event_line(event: EventView) -> str:
-    """One event: its number, when, what kind, and what it says."""
+    """One event: its number, when, what kind, what it says, and from where it was asked for."""
     moment = event.at[:19].replace("T", " ")
-    line = f"{event.seq} {moment} {event.kind} {_told(event.entry)}"
+    line = f"{event.seq} {moment} {event.kind} {_told(event.entry)}".rstrip()
+    if event.origin:
+        who = f"{event.role} ({event.note})" if event.note else event.role or "certificate"
+        line += f" [{event.actor}, {who}, from {event.origin}]"
     return fold(clean(line.rstrip()), 4)
 
 
@@ -85,6 +89,8 @@ def _told(entry: AnyEntry) -> str:
             return token
         case ModelEntered(geometry):
             return geometry.model
+        case ModelForgotten(model):
+            return model
         case Overtaken(tickets):
             return ", ".join(f"number {one} {times} times" for one, times in tickets.items())
         case ClockSet(by):

@@ -289,6 +289,11 @@ class EventView(View, frozen=True):
     tenant: str | None
     subject: str
     entry: AnyEntry
+    role: Role | None = None
+    """What the token that asked allows, and the note with which it was issued, where it is known."""
+    note: str = ""
+    origin: str = ""
+    """The address from which it was asked for; empty where the service did it, and for tenants."""
 
 
 class EventPage(View, frozen=True):

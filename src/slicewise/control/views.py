@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import cast
 
 import msgspec
@@ -155,24 +156,29 @@ def tenant_view(state: State, tenant: TenantStanding) -> TenantView:
     )
 
 
-def event_view(state: State, row: Row, tenant: str | None = None) -> EventView:
-    """A row of the journal, as everybody may see it or as this tenant may.
+def event_view(tokens: Mapping[str, TokenIssued], row: Row, tenant: str | None = None) -> EventView:
+    """A row of the journal, as those may see it who see everything, or as this tenant may.
 
-    The digest of a token stays here, and a tenant is not told which of the operators' tokens did
-    something to it.
+    ``tokens`` are those whose notes are known. The digest of a token stays here. A tenant is not
+    told which of the operators' tokens did something to it, nor the address of anyone.
     """
-    entry, actor = row.entry, row.actor
+    entry, actor, origin = row.entry, row.actor, row.origin
     if isinstance(entry, TokenIssued):
         entry = msgspec.structs.replace(entry, digest="")
+    token = tokens.get(actor)
     if tenant is not None:
-        token = state.tokens.get(actor)
-        service = actor in SERVICE_ACTORS
-        actor = actor if service or (token and token.tenant == tenant) else "operator"
+        origin = ""
+        if token is None or token.tenant != tenant:
+            token = None
+            actor = actor if actor in SERVICE_ACTORS else "operator"
     whose, subject = concerns(row.entry)
     return EventView(
         seq=row.seq,
         at=moment(row.at) or "",
         actor=actor,
+        role=None if token is None else token.role,
+        note="" if token is None else token.note,
+        origin=origin,
         kind=kind(entry),
         tenant=whose,
         subject=subject,

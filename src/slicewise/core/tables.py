@@ -8,22 +8,21 @@ megabytes, and an agent can tell of any number of models.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
-from typing import ParamSpec, TypeVar
+from functools import _lru_cache_wrapper, lru_cache
+from typing import TypeVar
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 _drop: list[Callable[[], None]] = []
 
 
-def kept(most: int) -> Callable[[Callable[P, T]], Callable[P, T]]:
+def kept(most: int) -> Callable[[Callable[..., T]], _lru_cache_wrapper[T]]:
     """Keep what a function returns, of so many calls, until `drop_tables`."""
 
-    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+    def decorate(function: Callable[..., T]) -> _lru_cache_wrapper[T]:
         cached = lru_cache(maxsize=most)(function)
         _drop.append(cached.cache_clear)
-        return cached  # type: ignore[return-value]  # called as the function is
+        return cached
 
     return decorate
 

@@ -10,11 +10,11 @@ from typing import Annotated, get_args
 from msgspec import Meta
 
 from slicewise.control.answers import RefusedError, said
-from slicewise.control.entries import AnyEntry, Row, concerns
+from slicewise.control.entries import AnyEntry, Row, TokenIssued, concerns
 from slicewise.control.lives import of_one_life, since
 from slicewise.control.ports import StoreError
 from slicewise.control.reports import EventPage
-from slicewise.control.views import event_view
+from slicewise.control.views import SERVICE_ACTORS, event_view
 from slicewise.control.wire import encode
 from slicewise.core.errors import UnknownNameError
 from slicewise.service.auth import Caller
@@ -139,8 +139,21 @@ def _sees(caller: Caller, row: Row) -> bool:
 
 
 def _event(site: Site, caller: Caller, row: Row) -> bytes:
-    view = event_view(site.state, row, caller.tenant)
+    view = event_view(site.state.tokens, row, caller.tenant)
     return b"id: %d\nevent: %b\ndata: %b\n\n" % (row.seq, view.kind.encode(), encode(view))
+
+
+def _issued(site: Site, ids: set[str]) -> dict[str, TokenIssued]:
+    """Tokens that were revoked since, as they were issued."""
+    found = {}
+    for identity in ids:
+        rows = site.plant.store.history(
+            before=None, limit=1, subject=identity, kinds=("token-issued",)
+        )
+        for row in rows:
+            if isinstance(row.entry, TokenIssued):
+                found[identity] = row.entry
+    return found
 
 
 async def audit(site: Site, request: Request) -> Reply:
@@ -166,5 +179,8 @@ async def audit(site: Site, request: Request) -> Reply:
         rows = await site.plant.in_thread(look)
     page = rows[:limit]
     following = cursor_of(str(page[-1].seq)) if len(rows) > limit else None
-    views = tuple(event_view(site.state, row) for row in page)
+    known = site.state.tokens
+    gone = {row.actor for row in page} - known.keys() - SERVICE_ACTORS
+    tokens = {**known, **await site.plant.in_thread(_issued, site, gone)} if gone else known
+    views = tuple(event_view(tokens, row) for row in page)
     return reply(said(200, EventPage(events=views, next=following)))

@@ -2,8 +2,8 @@
 
 import { labelText, pill, Table } from "../look/table.js";
 import { pages, part, send } from "../shell/api.js";
-import { button, choice, fill, h } from "../shell/dom.js";
-import { ago, brief, clock, count, slices } from "../shell/format.js";
+import { button, choice, fill, h, id } from "../shell/dom.js";
+import { ago, clock, count, slices } from "../shell/format.js";
 import { attempt, confirm, loading, standIn } from "../shell/notice.js";
 import { keepFresh } from "./refreshing.js";
 import { wanted } from "./activity.js";
@@ -38,7 +38,7 @@ export function show(element, context) {
       ...one.instances.map((piece) => piece.node)].join(" "),
     empty: standIn("empty", "No allocations here", "What is asked for and placed appears in this table by itself."),
     columns: [
-      { name: "Allocation", cell: (one) => h("span", { class: "id", title: one.id }, brief(one.id)), sort: (one) => one.id },
+      { name: "Allocation", cell: (one) => id(one.id), sort: (one) => one.id },
       { name: "State", cell: (one) => [pill(one.state), one.detail && h("div", { class: "soft small" }, one.detail)], sort: (one) => one.state },
       { name: "Tenant", cell: (one) => one.tenant, sort: (one) => one.tenant },
       { name: "Profile", tight: true, cell: asked, sort: (one) => one.profile ?? "" },

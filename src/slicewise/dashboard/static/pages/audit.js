@@ -2,16 +2,19 @@
 
 import { Table } from "../look/table.js";
 import { get } from "../shell/api.js";
-import { button, choice, field, fill, h } from "../shell/dom.js";
-import { brief, clock } from "../shell/format.js";
+import { button, choice, field, fill, h, id } from "../shell/dom.js";
+import { clock } from "../shell/format.js";
 import { loading, notice, standIn } from "../shell/notice.js";
 import { sentence } from "./activity.js";
 import { keepFresh } from "./refreshing.js";
 
 const KINDS = [["", "all"], "allocated", "rejected", "queued", "served", "ended", "moved", "node-added",
-  "node-turned", "node-removed", "tenant-set", "tenant-removed", "token-issued", "token-revoked", "agent-joined", "part-turned",
+  "node-turned", "node-removed", "model-entered", "model-forgotten", "tenant-set", "tenant-removed", "token-issued", "token-revoked", "agent-joined", "part-turned",
   "node-held", "gpu-held", "foreign-seen", "foreign-evicted", "foreign-gone"];
 const PAGE = 200;
+
+/** What a token's bearer is, behind its id. @param {any} one */
+const who = (one) => (one.role ? ` ${one.role}${one.note ? `: ${one.note}` : ""}` : "");
 
 /** @param {HTMLElement} element @param {import("../main.js").Context} context */
 export function show(element, context) {
@@ -25,7 +28,7 @@ export function show(element, context) {
   const table = new Table({
     caption: "Entries of the journal",
     key: (one) => String(one.seq),
-    words: (one) => [one.seq, one.kind, one.actor, one.tenant, one.subject, sentence(one)].join(" "),
+    words: (one) => [one.seq, one.kind, one.actor, one.note, one.origin, one.tenant, one.subject, sentence(one)].join(" "),
     empty: standIn("empty", "No entries", "Nothing of this kind has happened."),
     columns: [
       { name: "Entry", cell: (one) => one.seq, number: true },
@@ -33,7 +36,8 @@ export function show(element, context) {
       { name: "Kind", tight: true, cell: (one) => one.kind },
       { name: "Tenant", cell: (one) => one.tenant ?? "–" },
       { name: "What", free: true, cell: sentence },
-      { name: "By", cell: (one) => h("span", { class: "id", title: one.actor }, brief(one.actor)) },
+      { name: "By", cell: (one) => [id(one.actor), who(one)] },
+      { name: "From", tight: true, cell: (one) => one.origin || "–" },
     ],
   });
   const list = h("div", {});

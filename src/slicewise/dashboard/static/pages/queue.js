@@ -2,8 +2,8 @@
 
 import { labelText, Table } from "../look/table.js";
 import { pages, part, send } from "../shell/api.js";
-import { button, fill, h } from "../shell/dom.js";
-import { ago, brief, clock, count } from "../shell/format.js";
+import { button, fill, h, id } from "../shell/dom.js";
+import { ago, clock, count } from "../shell/format.js";
 import { attempt, confirm, loading, standIn } from "../shell/notice.js";
 import { asked } from "./allocations.js";
 import { keepFresh } from "./refreshing.js";
@@ -18,7 +18,7 @@ export function show(element, context) {
     empty: standIn("empty", "Nobody waits", "Requests with a time to wait appear here when there is no room for them."),
     columns: [
       { name: "Place", cell: (one) => one.waiting?.position ?? "–", sort: (one) => one.waiting?.position ?? 0, number: true },
-      { name: "Allocation", cell: (one) => h("span", { class: "id", title: one.id }, brief(one.id)) },
+      { name: "Allocation", cell: (one) => id(one.id) },
       { name: "Tenant", cell: (one) => one.tenant, sort: (one) => one.tenant },
       { name: "Asks for", tight: true, cell: asked, sort: asked },
       { name: "Priority", cell: (one) => one.priority, sort: (one) => one.priority, number: true },

@@ -5,6 +5,8 @@
  * @typedef {Record<string, unknown>} Props
  */
 
+import { brief } from "./format.js";
+
 const SVG = "http://www.w3.org/2000/svg";
 
 /**
@@ -17,6 +19,24 @@ const SVG = "http://www.w3.org/2000/svg";
  */
 export function h(tag, props = {}, ...children) {
   return /** @type {HTMLElement} */ (dress(document.createElement(tag), props, children));
+}
+
+/**
+ * An id in short: all of it shows when it is pointed at, and is what is copied.
+ * @param {string} full
+ * @returns {HTMLElement}
+ */
+export function id(full) {
+  return h("span", {
+    class: "id",
+    title: full,
+    on: {
+      copy: (/** @type {ClipboardEvent} */ event) => {
+        event.clipboardData?.setData("text/plain", full);
+        event.preventDefault();
+      },
+    },
+  }, brief(full));
 }
 
 /**

@@ -68,8 +68,12 @@ export function slices(start, size) {
   return size === 1 ? `slice ${start}` : `slices ${start}–${start + size - 1}`;
 }
 
-/** An id short enough to stand in a row. @param {string} id */
-export const brief = (id) => (id.length > 9 ? `${id.slice(0, 8)}…` : id);
+/**
+ * An id short enough to stand in a row. Ids begin with the time at which they were made, so only
+ * their ends tell those apart that were made at about the same time.
+ * @param {string} id
+ */
+export const brief = (id) => (id.length > 12 ? `${id[0]}…${id.slice(-8)}` : id);
 
 /** Any value of a field nobody here knows. @param {unknown} value */
 export function plain(value) {
