@@ -51,6 +51,8 @@ FAILED = msgspec.structs.replace(RECORD, cause=entries.Cause.FAILED, detail="no 
          r"token-issued t1: agent n1 (x\x1b[2J)"),
         (entries.TokenRevoked("t1"), "token-revoked t1"),
         (entries.ModelEntered(entries.GeometryRecord("A30", 4, 4, ())), "model-entered A30"),
+        (entries.ModelForgotten("A30"), "model-forgotten A30"),
+        (entries.ClockSet(-1.5), "clock-set service time moved by -1.500 seconds"),
         (entries.Overtaken({3: 1, 4: 2}), "overtaken number 3 1 times, number 4 2 times"),
         (entries.TurnTaken(7), "turn-taken to 7"),
         (hardware.AgentJoined("n1", "s1", "b", "580", "1.0", 0, ("GPU-0",), True),

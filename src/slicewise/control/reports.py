@@ -290,7 +290,7 @@ class EventView(View, frozen=True):
     subject: str
     entry: AnyEntry
     role: Role | None = None
-    """What the token that asked allows, and the note with which it was issued, where it is known."""
+    """What the token that asked allows, and the note it was issued with, where that is known."""
     note: str = ""
     origin: str = ""
     """The address from which it was asked for; empty where the service did it, and for tenants."""

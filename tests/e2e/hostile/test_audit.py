@@ -1,4 +1,4 @@
-"""Every entry of the journal says who asked for it and from where, and tenants learn no addresses."""
+"""Every entry of the journal says who asked and from where; tenants are told no addresses."""
 
 from __future__ import annotations
 
