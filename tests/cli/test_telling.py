@@ -132,6 +132,7 @@ def cluster(nodes: int, gpus: int, detailed: bool = True, name: str = "node-{}")
     fits = {"1g.10gb": total, "1g.10gb+me": total, "7g.80gb": 0}
     return ClusterView(
         seq=1,
+        history="",
         policy="mfi",
         gpus=total,
         active_gpus=total,

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.client.running import Running, running
 
-from slicewise.client import ApiError, Client, UnreachableError
+from slicewise.client import ApiError, Client, ResyncError, UnreachableError
 from slicewise.client.events import EventReader
 from slicewise.client.following import RESUME_SECONDS
 from slicewise.control.memory import MemoryStore
@@ -45,15 +45,15 @@ def seqs(reader: EventReader, *pieces: bytes) -> list[int]:
 def test_comments_and_unknown_fields_are_passed_over() -> None:
     reader = EventReader(None)
     assert seqs(reader, b"retry: 2000\n\n: hello\n:\n", event(5), b"colour: red\nid\n\n") == [5]
-    assert reader.after == 5
+    assert reader.after == "5"
 
 
 def test_a_sign_of_life_moves_the_place() -> None:
-    reader = EventReader(3)
+    reader = EventReader("3")
     assert seqs(reader, b": nothing new\nid: 9\n\n") == []
-    assert reader.after == 9
+    assert reader.after == "9"
     assert seqs(reader, b"id: not a number\nid: -1\n\n") == []
-    assert reader.after == 9
+    assert reader.after == "9"
 
 
 def test_data_may_have_several_lines() -> None:
@@ -88,22 +88,22 @@ def test_events_do_not_depend_on_the_pieces(data: st.DataObject) -> None:
     pieces = [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
     whole, parts = EventReader(None), EventReader(None)
     assert [one for piece in pieces for one in parts.feed(piece)] == whole.feed(stream)
-    assert parts.after == whole.after == 4
+    assert parts.after == whole.after == "4"
 
 
 def test_an_event_that_breaks_off_has_not_been_seen() -> None:
     reader = EventReader(None)
     assert seqs(reader, event(1), event(2)[:-1]) == [1]
-    assert reader.after == 1
+    assert reader.after == "1"
     reader.begin()
     assert seqs(reader, event(2)) == [2]
 
 
 def test_an_event_nobody_understands_is_said() -> None:
-    reader = EventReader(4)
+    reader = EventReader("4")
     with pytest.raises(SlicewiseError, match="an event this client does not understand"):
         reader.feed(b'id: 5\ndata: {"seq": 5}\n\n')
-    assert reader.after == 4
+    assert reader.after == "4"
 
 
 class Pieces(httpx.SyncByteStream, httpx.AsyncByteStream):
@@ -133,6 +133,7 @@ class Streams:
     def __call__(self, request: httpx.Request) -> httpx.Response:
         if request.url.path == "/readyz":
             ready = {"ready": True, "role": "leading", "leader": None, "seq": 40, "problems": []}
+            ready["history"] = HISTORY
             return httpx.Response(200, content=json.dumps(ready).encode())
         self.asked.append((request.url.host, dict(request.url.params)))
         answer = self.answers.pop(0)
@@ -150,6 +151,7 @@ def problem(status: int, detail: str) -> httpx.Response:
     return httpx.Response(status, content=json.dumps(document).encode())
 
 
+HISTORY = "0123456789abcdef"
 BREAK = httpx.RemoteProtocolError("peer closed connection")
 
 
@@ -177,13 +179,13 @@ def take(make: Any, streams: Streams, number: int, *after: int, server: str = "h
 def test_a_stream_is_taken_up_where_it_broke(make: Any, paused: list[float]) -> None:
     streams = Streams(
         stream(event(1), event(2)[:20], BREAK),
-        stream(event(2), b"id: 7\n\n"),
+        stream(event(2), b"id: 0123456789abcdef-7\n\n"),
         BREAK,
         problem(503, "starting"),
         stream(event(8)),
     )
     assert take(make, streams, 3, 0) == [1, 2, 8]
-    assert [asked["after"] for _, asked in streams.asked] == ["0", "1", "7", "7", "7"]
+    assert [asked["after"] for _, asked in streams.asked] == ["0", "1", *[f"{HISTORY}-7"] * 3]
     assert all(pause > 0 for pause in paused)
 
 
@@ -191,7 +193,7 @@ def test_it_begins_now_unless_said(make: Any, paused: list[float]) -> None:
     """The place is known before the first stream, so nothing is missed if that breaks at once."""
     streams = Streams(stream(BREAK), stream(event(41)))
     assert take(make, streams, 1) == [41]
-    assert [asked["after"] for _, asked in streams.asked] == ["40", "40"]
+    assert [asked["after"] for _, asked in streams.asked] == [f"{HISTORY}-40"] * 2
 
 
 def test_streams_that_bring_nothing_are_asked_for_less_and_less(
@@ -207,6 +209,12 @@ def test_another_server_goes_on(make: Any, paused: list[float]) -> None:
     streams = Streams(stream(event(1), BREAK), httpx.ConnectError("gone"), stream(event(2)))
     assert take(make, streams, 2, 0, server="http://a,http://b") == [1, 2]
     assert [host for host, _ in streams.asked] == ["a", "a", "b"]
+
+
+def test_another_history_is_an_error_of_its_own(make: Any, paused: list[float]) -> None:
+    streams = Streams(stream(event(1)), problem(410, "another history"))
+    with pytest.raises(ResyncError, match="another history"):
+        take(make, streams, 2, 0)
 
 
 @pytest.mark.parametrize("status", [401, 403, 400, 500])

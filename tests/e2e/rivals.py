@@ -401,7 +401,7 @@ class Arena:
         }
         got = self.house.run(self._read(scope))
         self.search(rival, "", got, f"events after {after}")
-        events = re.findall(rb"^id: (\d+)\nevent: ", got, re.MULTILINE)
+        events = re.findall(rb"^id: [0-9a-f]{16}-(\d+)\nevent: ", got, re.MULTILINE)
         assert [int(number) for number in events] == own
 
     async def _read(self, scope: dict[str, Any]) -> bytes:

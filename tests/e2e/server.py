@@ -40,6 +40,10 @@ class Server:
         self.data = folder / "data"
         self.database = database
         self.settings = settings
+        self.port = 0
+        """Where to listen; any free port if it is 0."""
+        self.options: list[str] = []
+        """What else stands behind the command."""
         self.log = folder / "log"
         self.address: Address = ("127.0.0.1", 0)
         self.prefix: list[str] = []
@@ -57,7 +61,7 @@ class Server:
     def launch(self) -> None:
         """Start the process, and do not wait for it."""
         assert not self.runs, "it runs already"
-        self.address = ("127.0.0.1", free_port())
+        self.address = ("127.0.0.1", self.port or free_port())
         host, port = self.address
         command = [*self.prefix, sys.executable, "-m", "slicewise.cli", "serve"]
         command += ["--data", str(self.there or self.data), "--listen", f"{host}:{port}"]
@@ -65,6 +69,7 @@ class Server:
             command += ["--database", self.database]
         for setting in self.settings:
             command += ["--set", setting]
+        command += self.options
         # Settings of whoever runs the tests are not those of the server.
         environment = {k: v for k, v in os.environ.items() if not k.startswith("SLICEWISE_")}
         with self.log.open("ab") as log:

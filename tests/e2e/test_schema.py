@@ -326,6 +326,8 @@ def head_of_stream(
         ("?after=1&after=2", None),
         ("?before=1", None),
         ("?after=99999999999999999999", None),
+        ("?after=99999999999999999", None),
+        ("", "0123456789abcdef-1"),
         ("", "-1"),
         ("", "x"),
         ("", "9" * 18),
@@ -342,17 +344,19 @@ def test_the_stream_of_events_is_as_documented(
     answers = shared.document["paths"]["/v1/events"]["get"]["responses"]
     assert list(answers[str(status)]["content"]) == [content]
     good = query in ("", "?after=0", "?after=3") and (last or "0") in ("0", "1")
-    assert status == (401 if role is None else 200 if good else 400)
+    gone = query == "?after=99999999999999999" or "-" in (last or "").lstrip("-")
+    assert status == (401 if role is None else 200 if good else 410 if gone else 400)
     if status != 200:
         check(shared, "Problem", json.loads(blocks[0]))
         return
-    assert re.fullmatch(r"retry: 2000\nid: \d+\n\n", blocks[0])
+    assert re.fullmatch(r"retry: 2000\nid: [0-9a-f]{16}-\d+\n\n", blocks[0])
     numbers = [0]
     for block in blocks[1:]:
         fields = dict(line.split(": ", 1) for line in block.splitlines() if line)
         event = json.loads(fields["data"])
         check(shared, "EventView", event)
-        assert (fields["id"], fields["event"]) == (str(event["seq"]), event["kind"])
+        assert fields["id"].rpartition("-")[2] == str(event["seq"])
+        assert fields["event"] == event["kind"]
         numbers.append(event["seq"])
     assert numbers == sorted(set(numbers))
 

@@ -46,10 +46,10 @@ def bearer(tenant: str | None) -> Caller:
     return Caller(TokenIssued("t", "", Role.READ_ONLY, tenant))
 
 
-def plain(state: State, caller: Caller, devices: bool) -> bytes:
+def plain(state: State, caller: Caller, devices: bool, history: str = "") -> bytes:
     """The cluster in one go: what the snapshot keeps in pieces."""
     nodes = sorted(state.nodes.values(), key=lambda node: node.name)
-    view = cluster_view(state, Capacity(state))
+    view = cluster_view(state, Capacity(state), history)
     fields = {name: getattr(view, name) for name in view.__struct_fields__} | {
         "nodes": tuple(node_view(state, node) for node in nodes),
         "devices": tuple(gpu for node in nodes for gpu in gpu_views(state, node, caller))
@@ -221,6 +221,7 @@ def test_a_large_answer_comes_whole(busy: House) -> None:
     answer = busy.get("/v1/cluster?gpus=true")
     state = busy.service.plant.state
     caller = bearer(None)
-    assert answer.content == plain(state, caller, True)
+    history = busy.service.plant.history
+    assert answer.content == plain(state, caller, True, history)
     assert len(answer.content) > 1 << 16
     assert msgspec.json.decode(answer.content)["devices"][-1]["node"] == "n1"

@@ -7,7 +7,7 @@ import gc
 import os
 import socket
 import sys
-from contextlib import closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,6 +56,12 @@ def serve(
         str | None,
         typer.Option(metavar="URL", help="Where others reach this process."),
     ] = None,
+    init: Annotated[
+        bool,
+        typer.Option(
+            "--init", help="Begin a new history, though a service ran from the folder before."
+        ),
+    ] = False,
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="Settings as TOML.")] = None,
     setting: Annotated[
         list[str] | None,
@@ -64,10 +70,11 @@ def serve(
 ) -> None:
     """Serve the HTTP API until interrupted; settings also come from a file and SLICEWISE_*."""
     try:
+        from slicewise.service.beginning import check_beginning, traces
         from slicewise.service.logs import set_up_logs
         from slicewise.service.server import listening
         from slicewise.service.settings import assignments, read_settings
-        from slicewise.store import open_store
+        from slicewise.store import EmptyError, open_store
     except ModuleNotFoundError as error:
         raise SlicewiseError(
             f"serving needs the extra packages of slicewise[service] ({error.name} is missing)"
@@ -93,7 +100,16 @@ def serve(
     make_folder(settings.data)
     set_up_logs(settings.log_format, settings.log_level)
     listener = listening(settings.listen)
-    with listener, closing(open_store(settings.data, settings.database)) as store:
+    folder, required = settings.data, settings.require_history
+    with listener, ExitStack() as opened:
+        try:
+            begin = init or not (required or traces(folder))
+            store = open_store(folder, settings.database, begin=begin)
+        except EmptyError:
+            check_beginning(folder, None, init=init, required=required)
+            raise
+        opened.callback(store.close)
+        check_beginning(folder, store.span(), init=init, required=required)
         _run(store, settings, listener)
 
 

@@ -42,16 +42,25 @@ def events(
         raise SlicewiseError(f"count must be at least 1, not {count}")
     if after is not None and after < 0:
         raise SlicewiseError(f"after must be at least 0, not {after}")
-    with connect(server, token_file) as client, closing(client.events(after)) as stream:
+    with connect(server, token_file) as client:
         from slicewise.cli.event_text import event_line
+        from slicewise.client import ResyncError
 
-        try:
-            for seen, event in enumerate(stream, 1):
-                typer.echo(json_line(event) if json else event_line(event))
-                if seen == count:
-                    return
-        except KeyboardInterrupt:
-            return  # the usual way to stop looking
+        seen = 0
+        with suppress(KeyboardInterrupt):  # the usual way to stop looking
+            while True:
+                try:
+                    with closing(client.events(after)) as stream:
+                        for event in stream:
+                            typer.echo(json_line(event) if json else event_line(event))
+                            seen += 1
+                            if seen == count:
+                                return
+                except ResyncError as error:
+                    if after is not None and not seen:
+                        raise
+                    typer.echo(f"slicewise: {error}; here it goes on from now", err=True)
+                    after = None
 
 
 def top(

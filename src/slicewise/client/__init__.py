@@ -8,7 +8,7 @@
 
 from slicewise.client.aio import AsyncClient
 from slicewise.client.blocking import Client
-from slicewise.client.errors import ApiError, RejectedError, UnreachableError
+from slicewise.client.errors import ApiError, RejectedError, ResyncError, UnreachableError
 from slicewise.control.agent_wire import AgentView, ForeignView
 from slicewise.control.entries import Part, Role
 from slicewise.control.lately import LatelyView
@@ -69,6 +69,7 @@ __all__ = [
     "Quota",
     "Readiness",
     "RejectedError",
+    "ResyncError",
     "Role",
     "TenantView",
     "TokenView",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from asyncio import sleep
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from types import TracebackType
 from typing import TypeVar
 
@@ -14,6 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from slicewise.client import calls
 from slicewise.client.calls import Call, P, Pages, body_of
+from slicewise.client.errors import ResyncError
 from slicewise.client.exchange import (
     PATIENCE,
     TIMEOUT,
@@ -170,6 +171,11 @@ class AsyncClient:
 
     async def wait_until_placed(self, identity: str) -> AllocationView:
         """Wait until an allocation is in the queue no more; it is placed then, or has ended."""
+        while True:
+            with suppress(ResyncError):
+                return await self._wait_until_placed(identity)
+
+    async def _wait_until_placed(self, identity: str) -> AllocationView:
         after = place_of(await self.readiness()) or 0  # from the first, rather than miss it
         found = await self.allocation(identity)
         if found.state != "queued":
@@ -188,6 +194,11 @@ class AsyncClient:
 
         It is active then; without an agent on its node it is placed.
         """
+        while True:
+            with suppress(ResyncError):
+                return await self._wait_until_active(identity)
+
+    async def _wait_until_active(self, identity: str) -> AllocationView:
         after = place_of(await self.readiness()) or 0  # from the first, rather than miss it
         found = await self.allocation(identity)
         if is_usable(found):
@@ -436,13 +447,15 @@ class AsyncClient:
         """The journal, the newest first."""
         return self._all(calls.audit(tenant, subject, kinds))
 
-    async def events(self, after: int | None = None) -> AsyncGenerator[EventView, None]:
+    async def events(self, after: int | str | None = None) -> AsyncGenerator[EventView, None]:
         """What happens, as it happens, without end; a stream that breaks is taken up where it did.
 
-        From the event behind ``after`` on (0 is from the first), or from now on.
+        From the event behind ``after`` on (0 is from the first), or from now on. After a restore of
+        the service, or where ``after`` is too long ago, it ends with `ResyncError`: read the state
+        again, and begin again.
         """
         following = Following(
-            self._exchange, place_of(await self.readiness()) if after is None else after
+            self._exchange, place_of(await self.readiness()) if after is None else str(after)
         )
         while True:
             try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from time import sleep
 from types import TracebackType
 from typing import TypeVar
@@ -14,6 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from slicewise.client import calls
 from slicewise.client.calls import Call, P, Pages, body_of
+from slicewise.client.errors import ResyncError
 from slicewise.client.exchange import (
     PATIENCE,
     TIMEOUT,
@@ -169,6 +170,11 @@ class Client:
 
     def wait_until_placed(self, identity: str) -> AllocationView:
         """Wait until an allocation is in the queue no more; it is placed then, or has ended."""
+        while True:
+            with suppress(ResyncError):
+                return self._wait_until_placed(identity)
+
+    def _wait_until_placed(self, identity: str) -> AllocationView:
         after = place_of(self.readiness()) or 0  # from the first, rather than miss it
         found = self.allocation(identity)
         if found.state != "queued":
@@ -187,6 +193,11 @@ class Client:
 
         It is active then; without an agent on its node it is placed.
         """
+        while True:
+            with suppress(ResyncError):
+                return self._wait_until_active(identity)
+
+    def _wait_until_active(self, identity: str) -> AllocationView:
         after = place_of(self.readiness()) or 0  # from the first, rather than miss it
         found = self.allocation(identity)
         if is_usable(found):
@@ -435,13 +446,15 @@ class Client:
         """The journal, the newest first."""
         return self._all(calls.audit(tenant, subject, kinds))
 
-    def events(self, after: int | None = None) -> Generator[EventView, None, None]:
+    def events(self, after: int | str | None = None) -> Generator[EventView, None, None]:
         """What happens, as it happens, without end; a stream that breaks is taken up where it did.
 
-        From the event behind ``after`` on (0 is from the first), or from now on.
+        From the event behind ``after`` on (0 is from the first), or from now on. After a restore of
+        the service, or where ``after`` is too long ago, it ends with `ResyncError`: read the state
+        again, and begin again.
         """
         following = Following(
-            self._exchange, place_of(self.readiness()) if after is None else after
+            self._exchange, place_of(self.readiness()) if after is None else str(after)
         )
         while True:
             try:

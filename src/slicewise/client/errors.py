@@ -28,5 +28,12 @@ class RejectedError(ApiError):
         return self.problem.reason or ""
 
 
+class ResyncError(ApiError):
+    """The place from which to follow is not in the service's history, or not any more (410).
+
+    What happened since is unknown: read the state again, and follow from where that is.
+    """
+
+
 class UnreachableError(SlicewiseError):
     """No server could be reached, or an answer was lost on its way."""

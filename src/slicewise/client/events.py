@@ -13,13 +13,15 @@ from slicewise.core.errors import SlicewiseError
 # ends: text may hold other characters at which Python would break a line.
 _END = re.compile(rb"\r\n|\n|\r(?!\Z)")
 
+_ID = re.compile(rb"([0-9a-f]+-)?[0-9]+")
+
 
 class EventReader:
     """Takes bytes and gives events; remembers where to go on after a break."""
 
-    def __init__(self, after: int | None = None) -> None:
+    def __init__(self, after: str | None = None) -> None:
         self.after = after
-        """The last event seen, or where the stream is to begin; None is from now on."""
+        """The id of the last event seen, or where the stream is to begin; None is from now on."""
         self.begin()
 
     def begin(self) -> None:
@@ -39,8 +41,8 @@ class EventReader:
             value = value.removeprefix(b" ")
             if name == b"data":
                 self._data.append(value)
-            elif name == b"id" and value.isdigit():
-                self._id = int(value)
+            elif name == b"id" and _ID.fullmatch(value):
+                self._id = value.decode()
             return None
         data, self._data = b"\n".join(self._data), []
         event = self._event(data) if data else None

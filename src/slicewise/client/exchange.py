@@ -20,7 +20,7 @@ import httpx
 import msgspec
 
 from slicewise.client.calls import Call
-from slicewise.client.errors import ApiError, RejectedError, UnreachableError
+from slicewise.client.errors import ApiError, RejectedError, ResyncError, UnreachableError
 from slicewise.control.wire import Problem
 from slicewise.core.errors import SlicewiseError
 
@@ -143,7 +143,7 @@ class Trip(Generic[T]):
             return self._wait_as_told(problem, response.headers.get("retry-after", ""))
         if status in _GONE and (call.repeatable or problem.leader is not None):
             return self._again(ApiError(problem), problem.leader)
-        raise (RejectedError if status == 409 else ApiError)(problem)
+        raise {409: RejectedError, 410: ResyncError}.get(status, ApiError)(problem)
 
     def arrived(self) -> None:
         """This server answers: ask it first from here on."""

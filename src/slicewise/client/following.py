@@ -24,7 +24,7 @@ _FOLLOW = Call("GET", "/v1/events", type(None))
 class Following:
     """Where a follower is in the journal, and how it gets back there when a stream breaks."""
 
-    def __init__(self, exchange: Exchange, after: int | None) -> None:
+    def __init__(self, exchange: Exchange, after: str | None) -> None:
         self._exchange = exchange
         self._reader = EventReader(after)
         self._trip = Trip(exchange, _FOLLOW)
@@ -44,7 +44,7 @@ class Following:
     @property
     def query(self) -> dict[str, str]:
         """From where on."""
-        return {} if self._reader.after is None else {"after": str(self._reader.after)}
+        return {} if self._reader.after is None else {"after": self._reader.after}
 
     def begins(self, response: httpx.Response) -> bool:
         """Whether this answer is a stream; if it is not, read it and hand it to `refused`."""
@@ -77,9 +77,9 @@ class Following:
         return next(self._pauses)
 
 
-def place_of(said: Readiness) -> int | None:
-    """The last entry of the journal, as a server tells that knows it."""
-    return None if said.role == "starting" else said.seq
+def place_of(said: Readiness) -> str | None:
+    """The last entry of the journal and its history, as a server tells that knows them."""
+    return None if said.role == "starting" else f"{said.history}-{said.seq}".removeprefix("-")
 
 
 def is_usable(found: AllocationView) -> bool:

@@ -14,6 +14,7 @@ _TITLES = {
     404: "Not found",
     405: "Method not allowed",
     409: "Rejected",
+    410: "Not in this history",
     413: "Too large",
     415: "Not JSON",
     422: "Key used for another request",

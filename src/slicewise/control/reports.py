@@ -186,6 +186,8 @@ class ClusterView(View, frozen=True):
 
     seq: int
     """The journal's last entry that this reflects."""
+    history: str
+    """Which history the journal tells; another one after a restore."""
     policy: str
     gpus: int
     active_gpus: int
@@ -377,6 +379,9 @@ class Readiness(View, frozen=True):
     leader: str | None
     """Where writes go."""
     seq: int
+    """The last entry known here."""
     problems: tuple[str, ...]
+    history: str = ""
+    """Which history the journal tells; events behind HISTORY-SEQ are those to come."""
     warnings: tuple[str, ...] = ()
     """What should be looked at though it keeps the process from nothing."""

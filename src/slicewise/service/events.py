@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Annotated, get_args
@@ -21,6 +22,7 @@ from slicewise.service.auth import Caller
 from slicewise.service.http import Query, Reply, Request, Stream, reply
 from slicewise.service.listing import before_of
 from slicewise.service.pages import PageQuery, Word, cursor_of
+from slicewise.service.plant import Plant
 from slicewise.service.site import Site
 
 HEARTBEAT_SECONDS = 15.0
@@ -29,7 +31,10 @@ _AT_A_TIME = 20
 _LOOKED_AT = 200
 """Rows read at a time."""
 _KINDS = tuple(str(entry.__struct_config__.tag) for entry in get_args(AnyEntry))
-Place = Annotated[int, Meta(ge=0, le=10**17)]
+PLACE = "^([0-9a-f]{16}-)?[0-9]{1,17}$"
+"""An event's id: the history and the number of its entry. The number alone will do."""
+Place = Annotated[str, Meta(pattern=PLACE)]
+_PLACE = re.compile(PLACE.encode())
 
 
 class EventQuery(Query, frozen=True):
@@ -49,11 +54,13 @@ class AuditQuery(PageQuery, frozen=True):
 async def events(site: Site, request: Request) -> Reply:
     """The journal from an entry on, as server-sent events; a tenant gets what concerns it."""
     query = request.query(EventQuery)
-    after = _last_seen(request)
-    if after is None:
-        after = site.plant.replica.seq if query.after is None else query.after
+    given = _last_seen(request) or query.after
     tenant = request.caller.tenant
-    after = max(after, since(site.state, tenant) - 1)
+    first = since(site.state, tenant) - 1
+    if given is None:
+        after = max(site.plant.replica.seq, first)
+    else:
+        after = await _resume(site.plant, given, first)
     site.streams.enter(tenant)
     gone, news = asyncio.Event(), asyncio.Event()
     return Stream(
@@ -69,14 +76,38 @@ async def events(site: Site, request: Request) -> Reply:
     )
 
 
-def _last_seen(request: Request) -> int | None:
+def _last_seen(request: Request) -> str | None:
     """Where a stream that broke off goes on."""
     header = request.headers.get(b"last-event-id")
     if header is None:
         return None
-    if not header.isdigit() or len(header) > 17:
+    if not _PLACE.fullmatch(header):
         raise RefusedError(400, "Last-Event-ID must be the id of an event", field="header")
-    return int(header)
+    return header.decode()
+
+
+async def _resume(plant: Plant, place: str, first: int) -> int:
+    """The entry behind which to go on; refused where what follows it is not told here."""
+    history, _, number = place.rpartition("-")
+    after = max(int(number), first)
+    why = ""
+    if history not in ("", plant.history):
+        why = "is of another history, which ended when a backup was restored or the service moved"
+    elif after > plant.replica.seq:  # this process may only be behind
+        last = (await plant.in_thread(plant.store.span)).last
+        if after > last:
+            why = f"is beyond the end of the journal, entry {last}"
+    elif plant.replica.since(after, 1) is None:
+        base = (await plant.in_thread(plant.store.span)).base
+        if after < base:
+            why = f"is too long ago: the entries up to {base} are not kept any more"
+    if why:
+        raise RefusedError(
+            410,
+            f"event {place} {why}; read the state again, such as by GET /v1/cluster, and follow "
+            "from the history and seq it names",
+        )
+    return after
 
 
 async def _follow(
@@ -89,7 +120,9 @@ async def _follow(
     back with the id it saw last.
     """
     plant, time = site.plant, asyncio.get_running_loop().time
-    yield b"retry: 2000\nid: %d\n\n" % after  # from here on, even if nothing concerns the reader
+    history = plant.history.encode()
+    # From here on, even if nothing concerns the reader.
+    yield b"retry: 2000\nid: %b-%d\n\n" % (history, after)
     silent_until = time() + HEARTBEAT_SECONDS
     with plant.replica.listen(caller.tenant, news):
         while not (gone.is_set() or plant.stopping):
@@ -113,7 +146,7 @@ async def _follow(
             left = silent_until - time()
             if left <= 0:
                 # Keeps the connection open, and the place of those whom nothing concerned.
-                yield b": nothing new\nid: %d\n\n" % after
+                yield b": nothing new\nid: %b-%d\n\n" % (history, after)
                 silent_until = time() + HEARTBEAT_SECONDS
                 continue
             await _wait(news, left if token.expires is None else min(left, token.expires - now))
@@ -140,7 +173,12 @@ def _sees(caller: Caller, row: Row) -> bool:
 
 def _event(site: Site, caller: Caller, row: Row) -> bytes:
     view = event_view(site.state.tokens, row, caller.tenant)
-    return b"id: %d\nevent: %b\ndata: %b\n\n" % (row.seq, view.kind.encode(), encode(view))
+    return b"id: %b-%d\nevent: %b\ndata: %b\n\n" % (
+        site.plant.history.encode(),
+        row.seq,
+        view.kind.encode(),
+        encode(view),
+    )
 
 
 def _issued(site: Site, ids: set[str]) -> dict[str, TokenIssued]:

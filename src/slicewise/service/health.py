@@ -71,6 +71,7 @@ def readiness(plant: Plant) -> Readiness:
         role=role,
         leader=plant.address if plant.leads else leader.address if leader else None,
         seq=plant.replica.seq,
+        history=plant.history,
         problems=tuple(problems),
         warnings=tuple(warnings),
     )

@@ -11,6 +11,7 @@ import msgspec
 from slicewise.control.answers import title_of
 from slicewise.control.wire import Problem
 from slicewise.service.auth import EVERYONE
+from slicewise.service.events import PLACE
 from slicewise.service.http import Reply, Request
 from slicewise.service.routes import Route
 from slicewise.service.site import Site
@@ -33,7 +34,7 @@ _LAST_EVENT: dict[str, Any] = {
     "name": "Last-Event-ID",
     "in": "header",
     "description": "The id of the last event seen: the stream goes on behind it.",
-    "schema": {"type": "string", "pattern": "^[0-9]{1,17}$"},
+    "schema": {"type": "string", "pattern": PLACE},
 }
 
 

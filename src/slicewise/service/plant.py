@@ -86,6 +86,8 @@ class Plant:
         self.address = settings.address
         self.replica = Replica(self._listed_state())
         self.loaded = False
+        self.history = ""
+        """The name of the history that the journal tells."""
         self.writer: Writer | None = None
         """While this process leads."""
         self.epoch = 0
@@ -162,6 +164,7 @@ class Plant:
             reached = max(reached, state.at - state.accepted)
             most = self.settings.clock_max_gap_hours * 3600
             self.steady.begin(reached, state.accepted, most)
+        self.history = (await self.in_thread(self.store.span)).history
         self.replica.state = state
         self.loaded = True
         self._follow()

@@ -15,6 +15,7 @@ from slicewise.catalog import Catalog
 from slicewise.control.ports import Store
 from slicewise.core.errors import SlicewiseError
 from slicewise.service.app import App
+from slicewise.service.beginning import leave_trace
 from slicewise.service.first_start import furnish, token_file
 from slicewise.service.logs import logger
 from slicewise.service.openapi import document
@@ -94,6 +95,8 @@ class Service:
             await asyncio.sleep(_LOOK_SECONDS)
         if self.plant.failure is not None:
             raise SlicewiseError(self.plant.failure)
+        if plant.state.seq > 0:
+            await self._leave_trace()
 
     async def stop(self) -> None:
         """Finish what was begun, step down, and end."""
@@ -117,6 +120,7 @@ class Service:
             if self.plant.leads:
                 self.plant.fail(str(error))
             return
+        await self._leave_trace()
         self.plant.furnished = True
 
     async def _summarize(self) -> None:
@@ -131,6 +135,11 @@ class Service:
         while True:
             self.plant.look_at_clock()
             await asyncio.sleep(_CLOCK_SECONDS)
+
+    async def _leave_trace(self) -> None:
+        folder = self.settings.data
+        if folder is not None and self.plant.source is None:
+            await self.plant.in_thread(leave_trace, folder, self.plant.history)
 
     async def _tick(self) -> None:
         while True:

@@ -198,6 +198,14 @@ class Settings:
         str | None,
         Key("database", _text, "URL of a database, instead of SQLite in the folder.", True),
     ] = None
+    require_history: Annotated[
+        bool,
+        Key(
+            "require_history",
+            _flag,
+            "Never begin a new history: an empty database means that a volume is not mounted.",
+        ),
+    ] = False
     tls_cert: Annotated[Path | None, Key("tls.cert", _path, "Certificate chain, PEM.")] = None
     tls_key: Annotated[Path | None, Key("tls.key", _path, "Private key, PEM.")] = None
     policy: Annotated[str, Key("policy", _policy, "The policy that places.")] = "default"

@@ -109,7 +109,11 @@ class Site:
         state = self.plant.state
         if self._tools_of is None or self._for is not state:
             capacity = Capacity(state)
-            self._tools_of = capacity, Explainer(state.scheduler), Snapshots(state, capacity)
+            self._tools_of = (
+                capacity,
+                Explainer(state.scheduler),
+                Snapshots(state, capacity, self.plant.history),
+            )
             self._for = state
         return self._tools_of
 

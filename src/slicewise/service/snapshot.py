@@ -29,11 +29,12 @@ _END = b'"nodes":[],"devices":null}'
 """How a view without nodes and GPUs ends."""
 
 
-def cluster_view(state: State, capacity: Capacity) -> ClusterView:
+def cluster_view(state: State, capacity: Capacity, history: str = "") -> ClusterView:
     """The cluster without its nodes and GPUs."""
     whole = state.cluster
     return ClusterView(
         seq=state.seq,
+        history=history,
         policy=state.scheduler.policy.name,
         gpus=whole.gpus,
         active_gpus=whole.active_gpus,
@@ -112,8 +113,9 @@ class _Pieces:
 class Snapshots:
     """Encodes the cluster for whoever asks, each version once."""
 
-    def __init__(self, state: State, capacity: Capacity) -> None:
+    def __init__(self, state: State, capacity: Capacity, history: str = "") -> None:
         self._state = state
+        self._history = history
         self._capacity = capacity
         self._nodes = _Pieces(state, lambda node: encode(node_view(state, node)))
         self._devices: OrderedDict[str | None, _Pieces] = OrderedDict()
@@ -148,7 +150,7 @@ class Snapshots:
         """Everything in front of the nodes."""
         seq, text = self._head
         if seq != self._state.seq:
-            text = encode(cluster_view(self._state, self._capacity))
+            text = encode(cluster_view(self._state, self._capacity, self._history))
             assert text.endswith(_END)
             text = text[: -len(_END)] + b'"nodes":['
             self._head = self._state.seq, text

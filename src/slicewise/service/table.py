@@ -234,7 +234,8 @@ ROUTES = (
     ),
     Route(
         "GET", "/v1/events", "followEvents", "Follow the journal as server-sent events",
-        events.events, LOOKERS, {200: "text/event-stream"}, query=EventQuery, tag="events",
+        events.events, LOOKERS, {200: "text/event-stream"}, problems=(410,),
+        query=EventQuery, tag="events",
     ),
     Route(
         "GET", "/v1/audit", "audit", "Look back through the journal",

@@ -21,11 +21,20 @@ def revision(connection: Connection) -> str | None:
     return found
 
 
-def upgrade(connection: Connection) -> None:
-    """Take the steps that are missing; the caller holds a transaction and a lock around it."""
+class EmptyError(SlicewiseError):
+    """There is nothing in a database that should hold something."""
+
+
+def upgrade(connection: Connection, begin: bool = True) -> None:
+    """Take the steps that are missing; the caller holds a transaction and a lock around it.
+
+    Unless it may ``begin``, a database without tables of ours is refused.
+    """
     found = revision(connection)
     if found == HEAD:
         return
+    if found is None and not begin:
+        raise EmptyError("this database holds no journal")
     # Alembic takes a moment to import, and nearly every start finds nothing to do.
     from alembic import command
     from alembic.config import Config

@@ -17,14 +17,14 @@ from slicewise.store.sqlite import SqliteStore
 _log = logging.getLogger(__name__)
 
 
-def open_store(data: Path | None, database: str | None = None) -> SqlStore:
+def open_store(data: Path | None, database: str | None = None, *, begin: bool = True) -> SqlStore:
     """The store in the database of that URL, or else in the data folder, which must exist.
 
-    Tables are made, or brought to this version.
+    Tables are brought to this version, or made; EmptyError where there are none and none may be.
     """
     if database is not None:
-        return _postgres(database, migrate=True)
-    store = SqliteStore(_folder(data))
+        return _postgres(database, migrate=True, begin=begin)
+    store = SqliteStore(_folder(data), begin=begin)
     try:
         store.along.callback(Hatch(store.path.parent, store).close)
     except SlicewiseError as error:
@@ -54,14 +54,14 @@ def open_contents(data: Path | None, database: str | None = None) -> Iterator[Co
         store.close()
 
 
-def _postgres(url: str, *, migrate: bool) -> SqlStore:
+def _postgres(url: str, *, migrate: bool, begin: bool = True) -> SqlStore:
     try:
         from slicewise.store.postgres import PostgresStore
     except ImportError as error:
         raise SlicewiseError(
             f"PostgreSQL needs the package {error.name}: install slicewise[postgres]"
         ) from None
-    return PostgresStore(url, migrate=migrate)
+    return PostgresStore(url, migrate=migrate, begin=begin)
 
 
 def _folder(data: Path | None) -> Path:

@@ -48,8 +48,14 @@ class PostgresStore(SqlStore):
     _now = literal_column("extract(epoch FROM clock_timestamp())::float8")
 
     def __init__(
-        self, url: str, *, migrate: bool = True, call_seconds: float = CALL_SECONDS
+        self,
+        url: str,
+        *,
+        migrate: bool = True,
+        begin: bool = True,
+        call_seconds: float = CALL_SECONDS,
     ) -> None:
+        """``migrate`` brings the tables to this version, ``begin`` makes them if there are none."""
         self._call_seconds = call_seconds
         self._closed = False
         self._patience = Patience()
@@ -72,7 +78,7 @@ class PostgresStore(SqlStore):
         event.listen(self._engine, "connect", self._set_up)
         event.listen(self._engine, "close", self._let_go)
         try:
-            self._prepare(migrate)
+            self._prepare(migrate, begin)
         except BaseException:
             self.close()
             raise
@@ -100,7 +106,7 @@ class PostgresStore(SqlStore):
         if line is not None:
             line.close()
 
-    def _prepare(self, migrate: bool) -> None:
+    def _prepare(self, migrate: bool, begin: bool) -> None:
         with self.session() as connection:
             if connection.exec_driver_sql("SHOW fsync").scalar_one() != "on":
                 _log.warning("%s runs with fsync = off: a power failure loses data", self.where)
@@ -112,7 +118,7 @@ class PostgresStore(SqlStore):
         with self.transaction(long=True) as connection:
             # Of several processes that start at once, one makes the tables and the others wait.
             connection.exec_driver_sql("SELECT pg_advisory_xact_lock(%s)", (MIGRATION_LOCK,))
-            migrating.upgrade(connection)
+            migrating.upgrade(connection, begin)
 
     # Connections
 

@@ -20,6 +20,7 @@ from slicewise.control.ports import DamagedError, Kept, Key, StoreError
 from slicewise.core.errors import SlicewiseError
 from slicewise.store import migrating
 from slicewise.store.lockfile import FolderLock
+from slicewise.store.migrating import EmptyError
 from slicewise.store.one_statement import (
     FENCED,
     OUT_OF_STEP,
@@ -53,7 +54,15 @@ class SqliteStore(SqlStore):
     # Reads and commits share the connection, so no read may be long: about 40 ms.
     _stretch = 20_000
 
-    def __init__(self, folder: Path, *, migrate: bool = True, mode: Mode | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        migrate: bool = True,
+        begin: bool = True,
+        mode: Mode | None = None,
+    ) -> None:
+        """``migrate`` brings the tables to this version, ``begin`` makes them if there are none."""
         version = sqlite3.sqlite_version_info
         if version < OLDEST:
             raise SlicewiseError(
@@ -84,18 +93,18 @@ class SqliteStore(SqlStore):
                 "cached_statements": STATEMENTS,
             },
         )
-        if not migrate and not self.path.exists():
-            raise SlicewiseError(f"{str(folder)!r} holds no database {DATABASE}")
+        if not (migrate and begin) and not self.path.exists():
+            raise EmptyError(f"{str(folder)!r} holds no database {DATABASE}")
         self._folder_lock = FolderLock(folder / LOCK)
         try:
-            self._prepare(migrate)
+            self._prepare(migrate, begin)
         except BaseException:
             self._drop()
             self._folder_lock.release()
             raise
         _log.info("%s: journal mode %s, %s", self.path, self._mode.journal, self._mode.why)
 
-    def _prepare(self, migrate: bool) -> None:
+    def _prepare(self, migrate: bool, begin: bool) -> None:
         if not self.path.exists():
             # Made here, because SQLite would let others read it.
             try:
@@ -107,7 +116,7 @@ class SqliteStore(SqlStore):
                 migrating.require_current(connection)
             return
         with self.transaction() as connection:
-            migrating.upgrade(connection)
+            migrating.upgrade(connection, begin)
         self._last_seq = self.last_seq()
 
     # The connection

@@ -34,6 +34,7 @@ export class Live extends EventTarget {
     this.who = who;
     this.status = "connecting";
     this.why = "";
+    this.history = "";
     this.seq = 0;
     /** @type {Map<string, Geometry>} */
     this.geometries = new Map();
@@ -70,7 +71,7 @@ export class Live extends EventTarget {
       const past = await get("/v1/audit", { limit: 20 }).catch(() => ({ events: [] }));
       this.activity = past.events.filter((entry) => entry.seq <= this.seq);
     }
-    this._stream.follow(this.seq);
+    this._stream.follow(this._place());
     if (this.who.tenant !== null) this._later("again", LOOK_AGAIN, () => this._lookAgain());
   }
 
@@ -120,6 +121,8 @@ export class Live extends EventTarget {
       });
       this._settle(gpu);
     }
+    if (this.history !== view.history) this.activity = [];
+    this.history = view.history;
     this.seq = view.seq;
     for (const entry of meanwhile) if (entry.seq > this.seq) this._advance(entry);
     this._took = performance.now() - begun;
@@ -312,8 +315,14 @@ export class Live extends EventTarget {
 
   async _resume() {
     const view = await get("/v1/cluster");
-    if (view.seq < this.seq || view.seq - this.seq > TOO_FAR) await this.load();
-    return this.seq;
+    const another = view.history !== this.history; // as after a restore: nothing seen so far counts
+    if (another || view.seq < this.seq || view.seq - this.seq > TOO_FAR) await this.load();
+    return this._place();
+  }
+
+  /** Where to follow from. */
+  _place() {
+    return `${this.history}-${this.seq}`;
   }
 
   _lookSoon() {

@@ -16,20 +16,20 @@ export class EventStream {
   /**
    * @param {{entries: (entries: Entry[]) => void,
    *   status: (status: "live" | "lost", why: string) => void,
-   *   resume: () => Promise<number>}} reader `resume` says from where on to follow, after a break
+   *   resume: () => Promise<string>}} reader `resume` says from where on to follow, after a break
    */
   constructor(reader) {
     this._reader = reader;
     this._stopped = false;
     /** @type {AbortController | null} */
     this._abort = null;
-    this._seen = 0;
+    this._seen = "";
     this._retry = () => {};
   }
 
-  /** @param {number} seq the last entry that is known already */
-  async follow(seq) {
-    this._seen = seq;
+  /** @param {string} place the history and the last entry that are known already */
+  async follow(place) {
+    this._seen = place;
     let wait = FIRST_WAIT;
     let broken = false;
     while (!this._stopped) {
@@ -107,7 +107,7 @@ export class EventStream {
     const entries = [];
     for (const block of text.split("\n\n")) {
       for (const line of block.split("\n")) {
-        if (line.startsWith("id: ")) this._seen = Math.max(this._seen, Number(line.slice(4)));
+        if (line.startsWith("id: ")) this._seen = line.slice(4);
         else if (line.startsWith("data: ")) entries.push(JSON.parse(line.slice(6)));
       }
     }
