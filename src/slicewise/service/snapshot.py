@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
-from itertools import islice
 
 from slicewise.control.reports import ClusterView, Fragmentation
 from slicewise.control.state import NodeStanding, State
@@ -22,8 +21,8 @@ from slicewise.service.devices import gpu_views
 
 SCOPES = 16
 """Scopes kept: a cluster of 10,000 GPUs takes 3 MB in each."""
-TOGETHER = 16
-"""Nodes whose text is kept in one piece, and encoded before other requests get their turn."""
+TOGETHER = 128
+"""GPUs whose text is kept in one piece, and encoded before other requests get their turn."""
 
 _END = b'"nodes":[],"devices":null}'
 """How a view without nodes and GPUs ends."""
@@ -104,9 +103,14 @@ class _Pieces:
         """Put the nodes in groups, once more if nodes have joined or left."""
         if self._layout != self._state.layout:
             self._layout = self._state.layout
-            nodes = iter(sorted(self._state.nodes.values(), key=lambda node: node.name))
             self._groups = []
-            while some := tuple(islice(nodes, TOGETHER)):
+            some: list[NodeStanding] = []
+            for node in sorted(self._state.nodes.values(), key=lambda node: node.name):
+                if some and sum(len(one.gpus) for one in some) + len(node.gpus) > TOGETHER:
+                    self._groups.append(_Group(some))
+                    some = []
+                some.append(node)
+            if some:
                 self._groups.append(_Group(some))
 
 

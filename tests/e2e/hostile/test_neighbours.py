@@ -1,0 +1,197 @@
+"""What one tenant asks for costs other tenants next to nothing: turns, and limits by tenant."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.e2e.server import PATIENCE_SECONDS, Server
+
+ALLOCATIONS = 6000
+FLOOD = 150
+"""Connections of the tenant that floods."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A service with 65,536 GPUs, and thousands of allocations of one tenant."""
+    made = Server(
+        tmp_path_factory.mktemp("neighbours"), settings=("limits.requests_per_second=1000000",)
+    )
+    made.start()
+    try:
+        furnish(made)
+        yield made
+    finally:
+        made.kill()
+
+
+def furnish(server: Server) -> None:
+    """Nodes, two tenants, and the allocations of one of them."""
+    for name in ("busy", "quiet"):
+        assert server.ask("POST", "/v1/tenants", {"name": name})[0] == 201
+    for number in range(64):
+        node = {"name": f"n{number}", "model": "A100-80GB", "gpus": 1024}
+        assert server.ask("POST", "/v1/nodes", node)[0] == 201
+    some = [{"profile": "1g.10gb", "tenant": "busy", "labels": {"x": "z"}} for _ in range(100)]
+    for _ in range(ALLOCATIONS // 100):
+        status, said = server.ask("POST", "/v1/allocations/batch", {"allocations": some})
+        assert status == 201, said
+
+
+def token_of(server: Server, tenant: str) -> str:
+    """A token of a tenant."""
+    status, said = server.ask("POST", "/v1/tokens", {"role": "tenant", "tenant": tenant})
+    assert status == 201
+    token: str = said["token"]
+    return token
+
+
+def message(method: str, path: str, token: str, body: bytes = b"", length: int = -1) -> bytes:
+    """A request as it goes over the wire."""
+    head = f"{method} {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\n"
+    if body:
+        length = len(body) if length < 0 else length
+        head += f"content-type: application/json\r\ncontent-length: {length}\r\n"
+    return head.encode() + b"\r\n" + body
+
+
+def status_of(connection: socket.socket) -> int:
+    """The status of the next answer."""
+    data = b""
+    while b"\r\n" not in data:
+        piece = connection.recv(4096)
+        assert piece, "the server closed the connection"
+        data += piece
+    return int(data[9:12])
+
+
+@contextlib.contextmanager
+def connections(server: Server, count: int) -> Iterator[list[socket.socket]]:
+    """Connections to a server."""
+    with contextlib.ExitStack() as stack:
+        yield [
+            stack.enter_context(socket.create_connection(server.address, PATIENCE_SECONDS))
+            for _ in range(count)
+        ]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/allocations?node=none",
+        "/v1/allocations?limit=1000",
+        "/v1/cluster?gpus=true",
+        "/v1/compare?gpus=64&steps=500&seed={number}",
+    ],
+)
+def test_a_write_overtakes_another_tenants_reads(server: Server, path: str) -> None:
+    """The reads were all there before the write came, and most are not answered when it is.
+
+    Who is answered first does not depend on how fast the machine is.
+    """
+    busy, quiet = token_of(server, "busy"), token_of(server, "quiet")
+    body = b'{"profile":"1g.10gb"}'
+    with connections(server, FLOOD) as flood, connections(server, 1) as (writer,):
+        for number, connection in enumerate(flood):
+            connection.sendall(message("GET", path.format(number=number), busy))
+        writer.sendall(message("POST", "/v1/allocations", quiet, body))
+        answered = 0
+        with selectors.DefaultSelector() as selector:
+            for connection in (*flood, writer):
+                selector.register(connection, selectors.EVENT_READ)
+            while True:
+                ready = [key.fileobj for key, _ in selector.select(PATIENCE_SECONDS)]
+                assert ready, "no answer came"
+                if writer in ready:
+                    break
+                for one in ready:
+                    selector.unregister(one)
+                    answered += 1
+        assert status_of(writer) == 201
+    assert answered < FLOOD / 2, f"{answered} of {FLOOD} reads were answered before the write"
+
+
+def test_what_is_not_read_costs_no_memory(server: Server) -> None:
+    """Answers of 6 MB each: more than the system keeps for a connection."""
+    busy, quiet = token_of(server, "busy"), token_of(server, "quiet")
+    while (status := server.ask("GET", "/v1/cluster?gpus=true", token=busy)[0]) == 429:
+        time.sleep(0.05)  # what the test before left unread is being given up
+    assert status == 200
+    before = server.resident_bytes
+    with connections(server, 150) as unread:
+        for connection in unread:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.sendall(message("GET", "/v1/cluster?gpus=true", busy))
+        for connection in unread:
+            connection.recv(1, socket.MSG_PEEK)  # all of them have been answered, as far as it goes
+        assert server.ask("GET", "/v1/cluster?gpus=true", token=quiet)[0] == 200
+        assert server.resident_bytes - before < 120 << 20
+
+
+def test_a_tenant_has_so_many_requests_in_flight_and_no_more(tmp_path: Path) -> None:
+    server = Server(tmp_path, settings=("limits.requests_in_flight=5",))
+    server.start()
+    try:
+        for name in ("busy", "quiet"):
+            assert server.ask("POST", "/v1/tenants", {"name": name})[0] == 201
+        node = {"name": "n", "model": "A100-80GB", "gpus": 8}
+        assert server.ask("POST", "/v1/nodes", node)[0] == 201
+        busy, quiet = token_of(server, "busy"), token_of(server, "quiet")
+        body = b'{"profile":"1g.10gb"}'
+        begun = message("POST", "/v1/allocations", busy, body[:5], len(body))
+        with connections(server, 5) as slow, connections(server, 2) as (more, other):
+            for connection in slow:
+                connection.sendall(begun)
+            # The sixth is refused once the five have arrived.
+            for _ in range(1000):
+                more.sendall(message("GET", "/v1/whoami", busy))
+                status = status_of(more)
+                if status == 429:
+                    break
+                assert status == 200
+                drain(more)
+            assert status == 429
+            other.sendall(message("POST", "/v1/allocations", quiet, body))
+            assert status_of(other) == 201
+            for connection in slow:
+                connection.sendall(body[5:])
+                assert status_of(connection) == 201
+        assert server.ask("GET", "/v1/whoami", token=busy)[0] == 200, "all of them have ended"
+    finally:
+        server.kill()
+
+
+def drain(connection: socket.socket) -> None:
+    """Read what has come of an answer beyond its status."""
+    connection.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while connection.recv(4096):
+            pass
+    connection.settimeout(PATIENCE_SECONDS)
+
+
+def test_one_tenants_streams_are_not_woken_by_anothers_work(server: Server) -> None:
+    """And a token that is revoked ends its streams although nothing concerned them."""
+    status, said = server.ask("POST", "/v1/tokens", {"role": "tenant", "tenant": "busy"})
+    assert status == 201
+    quiet = token_of(server, "quiet")
+    with connections(server, 1) as (stream,):
+        stream.sendall(message("GET", "/v1/events", said["token"]))
+        data = b""
+        while b"retry: 2000" not in data:
+            data += stream.recv(4096)
+        body = {"profile": "1g.10gb"}
+        assert server.ask("POST", "/v1/allocations", body, token=quiet)[0] == 201
+        assert server.ask("DELETE", f"/v1/tokens/{said['id']}")[0] == 200
+        rest = b""
+        while not rest.endswith(b"0\r\n\r\n"):
+            piece = stream.recv(4096)
+            assert piece, "the stream ends in order"
+            rest += piece
+        assert b"allocated" not in rest
