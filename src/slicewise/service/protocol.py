@@ -90,6 +90,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Read what came, as far as it is the turn of that."""
+        if self._deaf:
+            return
         self._unset_keepalive_if_required()
         try:
             self._read(data)

@@ -367,6 +367,21 @@ def test_a_body_that_is_encoded_is_not_taken_as_plain(server: Server, sender: Se
         is_alone(sender, raw, "t", 415)
 
 
+def test_a_connection_ends_with_a_refusal_whatever_more_is_sent(server: Server) -> None:
+    def send_on(raw: socket.socket) -> None:
+        give_up = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < give_up:
+            raw.sendall(HIDDEN)
+            time.sleep(0.1)
+
+    with socket.create_connection(server.address, PATIENCE_SECONDS) as raw:
+        raw.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        while raw.recv(1 << 16):
+            pass
+        with pytest.raises(ConnectionError):
+            send_on(raw)
+
+
 def test_too_many_headers(server: Server, sender: Sender) -> None:
     with Raw(server.address) as raw:
         raw.send(sender.get("many", more=b"a: b\r\n" * 120))
