@@ -11,6 +11,7 @@ from slicewise.core.errors import SlicewiseError
 from slicewise.store.contents import Contents
 from slicewise.store.hatch import Hatch, through_hatch
 from slicewise.store.lockfile import InUseError
+from slicewise.store.read_only import is_read_only, reading
 from slicewise.store.sql import SqlStore
 from slicewise.store.sqlite import SqliteStore
 
@@ -41,6 +42,10 @@ def open_contents(data: Path | None, database: str | None = None) -> Iterator[Co
     else:
         folder = _folder(data)
         try:
+            if is_read_only(folder):
+                with reading(folder) as store:
+                    yield store.contents()
+                return
             store = SqliteStore(folder, migrate=False)
         except InUseError:
             with through_hatch(folder) as contents:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 from sqlalchemy import URL, Connection, NullPool, create_engine, literal_column
@@ -60,9 +61,13 @@ class SqliteStore(SqlStore):
         *,
         migrate: bool = True,
         begin: bool = True,
+        immutable: bool = False,
         mode: Mode | None = None,
     ) -> None:
-        """``migrate`` brings the tables to this version, ``begin`` makes them if there are none."""
+        """``migrate`` brings the tables to this version, ``begin`` makes them if there are none.
+
+        What is ``immutable`` cannot be written to: nothing is locked, and no file is made.
+        """
         version = sqlite3.sqlite_version_info
         if version < OLDEST:
             raise SlicewiseError(
@@ -83,7 +88,7 @@ class SqliteStore(SqlStore):
         self._prepared: sqlite3.Connection | None = None
         """The connection that can commit by one statement."""
         self._engine = create_engine(
-            URL.create("sqlite", database=str(self.path)),
+            _url(self.path, immutable),
             poolclass=NullPool,
             # Transactions are begun and ended here, in so many words, and by nobody else.
             isolation_level="AUTOCOMMIT",
@@ -95,12 +100,13 @@ class SqliteStore(SqlStore):
         )
         if not (migrate and begin) and not self.path.exists():
             raise EmptyError(f"{str(folder)!r} holds no database {DATABASE}")
-        self._folder_lock = FolderLock(folder / LOCK)
+        self._immutable = immutable
+        self._folder_lock = None if immutable else FolderLock(folder / LOCK)
         try:
             self._prepare(migrate, begin)
         except BaseException:
             self._drop()
-            self._folder_lock.release()
+            self._let_folder_go()
             raise
         _log.info("%s: journal mode %s, %s", self.path, self._mode.journal, self._mode.why)
 
@@ -154,20 +160,7 @@ class SqliteStore(SqlStore):
         if self._connection is None:
             connection = self._engine.connect()
             try:
-                for pragma in (
-                    # Locking first: a connection that begins exclusive makes no shared memory.
-                    f"locking_mode = {self._mode.locking}",
-                    f"journal_mode = {self._mode.journal}",
-                    "synchronous = FULL",
-                    "fullfsync = ON",
-                    "checkpoint_fullfsync = ON",
-                    f"cache_size = -{CACHE_KIB}",
-                    f"wal_autocheckpoint = {CHECKPOINT_PAGES}",
-                    f"journal_size_limit = {2 * CHECKPOINT_PAGES * 4096}",
-                    # A log that was written and could not be synced may be in memory only, though
-                    # later syncs succeed. Copying it into the database writes all of it anew.
-                    "wal_checkpoint(TRUNCATE)",
-                ):
+                for pragma in self._pragmas():
                     connection.exec_driver_sql(f"PRAGMA {pragma}")
             except BaseException:
                 with suppress(DBAPIError):
@@ -175,6 +168,24 @@ class SqliteStore(SqlStore):
                 raise
             self._connection = connection
         return self._connection
+
+    def _pragmas(self) -> tuple[str, ...]:
+        if self._immutable:
+            return ()
+        return (
+            # Locking first: a connection that begins exclusive makes no shared memory.
+            f"locking_mode = {self._mode.locking}",
+            f"journal_mode = {self._mode.journal}",
+            "synchronous = FULL",
+            "fullfsync = ON",
+            "checkpoint_fullfsync = ON",
+            f"cache_size = -{CACHE_KIB}",
+            f"wal_autocheckpoint = {CHECKPOINT_PAGES}",
+            f"journal_size_limit = {2 * CHECKPOINT_PAGES * 4096}",
+            # A log that was written and could not be synced may be in memory only, though later
+            # syncs succeed. Copying it into the database writes all of it again.
+            "wal_checkpoint(TRUNCATE)",
+        )
 
     def _roll_back(self, connection: Connection) -> None:
         """Undo a transaction; a connection that cannot even do that is dropped."""
@@ -320,7 +331,18 @@ class SqliteStore(SqlStore):
                 self._closed = True
                 self._arrived.notify_all()
             self._drop()
+            self._let_folder_go()
+
+    def _let_folder_go(self) -> None:
+        if self._folder_lock is not None:
             self._folder_lock.release()
+
+
+def _url(path: Path, immutable: bool) -> URL:
+    if not immutable:
+        return URL.create("sqlite", database=str(path))
+    options = {"mode": "ro", "immutable": "1", "uri": "true"}
+    return URL.create("sqlite", database=f"file:{quote(str(path))}", query=options)
 
 
 def _driver(connection: Connection) -> sqlite3.Connection:
