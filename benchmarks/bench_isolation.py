@@ -81,8 +81,8 @@ def compares(token: str, holds: list[str]) -> Script:
 
 def dry_runs(token: str, holds: list[str]) -> Script:
     """Ask where a request would go, by eight policies and with all alternatives."""
-    names = "mfi mfi-overlap first-fit best-fit worst-fit least-lost peer-nvidia-dra peer-driver-default"
-    query = "&".join(f"policy={name}" for name in names.split())
+    names = ("mfi", "mfi-overlap", "first-fit", "best-fit", "worst-fit", "least-lost")
+    query = "&".join(f"policy={name}" for name in (*names, "peer-nvidia-dra", "mfi"))
     path = f"/v1/allocations/dry-run?alternatives=50&{query}"
     return itertools.repeat(message("POST", path, token, {"profile": "1g.10gb"}))
 
