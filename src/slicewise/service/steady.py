@@ -121,17 +121,17 @@ class SteadyClock:
     def _judge(self, away: Seconds, wall: Seconds) -> None:
         told = self._told
         self.step = 0.0 if abs(away) < STEP_SECONDS else away
-        times = {"wall": _moment(wall), "service": _moment(wall - away)}
         if not self.step:
             if told is not None:
                 self._told = None
-                log.warning("clock step over", **times)
+                log.warning("clock step over", wall=_moment(wall), service=_moment(wall - away))
         elif told is None or abs(away - told) >= STEP_SECONDS:
             self._told = away
             self.steps += 1
             log.error(
                 "clock step held",
-                **times,
+                wall=_moment(wall),
+                service=_moment(wall - away),
                 step_seconds=round(away, 3),
                 advice="set the wall clock right; if it is right, run 'slicewise clock accept'",
             )
