@@ -478,9 +478,11 @@ def test_events(run: Run, admin: Client) -> None:
     admin.remove_tenant("watched")
     seq = admin.readiness().seq
     made = good(run, "events", "--after", str(seq - 2), "--count", "2")
+    me = admin.whoami()
+    by = f" [{me.id}, admin ({me.note}), from 127.0.0.1]"
     assert [line.split(" ", 3)[3] for line in made.out.splitlines()] == [
-        "tenant-set watched: no limits",
-        "tenant-removed watched",
+        f"tenant-set watched: no limits{by}",
+        f"tenant-removed watched{by}",
     ]
     as_json = good(run, "events", "--after", str(seq - 1), "--count", "1", "--json")
     assert json.loads(as_json.out)["seq"] == seq

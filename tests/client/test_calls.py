@@ -174,6 +174,8 @@ def walk(client: Any) -> set[str]:
     agent = do("issue_token", Role.AGENT, node="n1")
     assert {one.id for one in do("tokens")} >= {token.id, agent.id}
     assert do("whoami").role == "admin"
+    another = do("rotate_token", token.id, overlap_seconds=60, expires_in_seconds=30)
+    assert (another.tenant, another.note) == ("acme", "of a test")
     assert do("revoke_token", token.id).id == token.id
     assert do("remove_tenant", "acme").name == "acme"
 

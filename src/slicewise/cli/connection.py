@@ -74,7 +74,7 @@ def connect(
         from slicewise.client import Client
 
         waits = PATIENCE if patience is None else patience
-        with Client(server, token(token_file), patience=waits) as client:
+        with Client(server, lambda: token(token_file), patience=waits) as client:
             yield client
 
 

@@ -21,7 +21,7 @@ from slicewise.cli.telling import print_columns, say, short, show_json
 from slicewise.core.errors import SlicewiseError
 
 if TYPE_CHECKING:
-    from slicewise.control.wire import TenantView
+    from slicewise.control.wire import NewTokenView, TenantView
 
 _CONTEXT: Any = {"help_option_names": ["-h", "--help"]}
 tenants = typer.Typer(context_settings=_CONTEXT, rich_markup_mode=None)
@@ -188,7 +188,7 @@ def _list_tokens(
     token_file: TokenFile = None,
     json: AsJson = False,
 ) -> None:
-    """List the tokens of a service, without their secrets; or issue and revoke them."""
+    """List the tokens of a service, without their secrets; or issue, rotate and revoke them."""
     if not lists(context):
         return
     with connect(server, token_file) as client:
@@ -233,6 +233,11 @@ def _issue(
         )
         if file is not None:
             file.write(issued.token + "\n")
+    _show_secret(issued, out, json)
+
+
+def _show_secret(issued: NewTokenView, out: Path | None, json: bool) -> None:
+    """Tell of a token just issued, with its secret unless that is in a file."""
     if json:
         import msgspec
 
@@ -262,6 +267,37 @@ def _secret_file(path: Path | None) -> Iterator[IO[str] | None]:
     except BaseException:
         path.unlink(missing_ok=True)
         raise
+
+
+@tokens.command("rotate")
+def _rotate(
+    identity: Annotated[str, typer.Argument(metavar="ID", autocompletion=completion.tokens)],
+    overlap: Annotated[
+        float, typer.Option(metavar="SECONDS", help="How long the old one is still valid.")
+    ] = 3600,
+    expires_in: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="The new one is void after so long; unless given, when the old one would be.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the secret to a new file of your own."),
+    ] = None,
+    server: Server = DEFAULT_SERVER,
+    token_file: TokenFile = None,
+    json: AsJson = False,
+) -> None:
+    """Replace a token by another with the same rights; the old one is void after the overlap."""
+    with _secret_file(out) as file, connect(server, token_file) as client:
+        issued = client.rotate_token(
+            identity, overlap_seconds=overlap, expires_in_seconds=expires_in
+        )
+        if file is not None:
+            file.write(issued.token + "\n")
+    _show_secret(issued, out, json)
 
 
 @tokens.command("revoke")

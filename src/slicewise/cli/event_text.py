@@ -27,6 +27,7 @@ from slicewise.control.entries import (
     Served,
     TenantRemoved,
     TenantSet,
+    TokenExpiring,
     TokenIssued,
     TokenRevoked,
     TurnTaken,
@@ -43,13 +44,14 @@ from slicewise.control.hardware import (
     PartTurned,
 )
 from slicewise.control.reports import EventView
+from slicewise.control.wire import moment
 from slicewise.core.request import Need
 
 
 def event_line(event: EventView) -> str:
     """One event: its number, when, what kind, what it says, and from where it was asked for."""
-    moment = event.at[:19].replace("T", " ")
-    line = f"{event.seq} {moment} {event.kind} {_told(event.entry)}".rstrip()
+    when = event.at[:19].replace("T", " ")
+    line = f"{event.seq} {when} {event.kind} {_told(event.entry)}".rstrip()
     if event.origin:
         who = f"{event.role} ({event.note})" if event.note else event.role or "certificate"
         line += f" [{event.actor}, {who}, from {event.origin}]"
@@ -82,9 +84,12 @@ def _told(entry: AnyEntry) -> str:
             return f"{tenant}: {_limits(quota)}"
         case TenantRemoved(tenant):
             return tenant
-        case TokenIssued(token, _, role, tenant, node, note):
+        case TokenIssued(token, _, role, tenant, node, note, replaces=replaces):
             about = " ".join(filter(None, (role, tenant, node)))
-            return f"{token}: {about}{f' ({note})' if note else ''}"
+            instead = f", instead of {replaces}" if replaces else ""
+            return f"{token}: {about}{f' ({note})' if note else ''}{instead}"
+        case TokenExpiring(token, expires):
+            return f"{token}: void from {moment(expires)} on"
         case TokenRevoked(token):
             return token
         case ModelEntered(geometry):

@@ -20,6 +20,7 @@ from slicewise.client.exchange import (
     TIMEOUT,
     Again,
     Exchange,
+    Token,
     Trip,
     pauses,
     timeouts,
@@ -75,7 +76,7 @@ class AsyncClient:
     def __init__(
         self,
         server: str | Sequence[str],
-        token: str,
+        token: Token,
         *,
         timeout: float = TIMEOUT,
         patience: float = PATIENCE,
@@ -383,6 +384,21 @@ class AsyncClient:
     def tokens(self) -> AsyncIterator[TokenView]:
         """All tokens, without their secrets."""
         return self._all(calls.tokens())
+
+    async def rotate_token(
+        self,
+        identity: str,
+        *,
+        overlap_seconds: float = 3600,
+        expires_in_seconds: float | None = None,
+    ) -> NewTokenView:
+        """Issue another token in the stead of one, which stays valid for the overlap.
+
+        The secret is shown this once. The new token expires when the old one would have, unless
+        said otherwise.
+        """
+        call = calls.rotate_token(identity, overlap_seconds, expires_in_seconds)
+        return await self._do(call)
 
     async def revoke_token(self, identity: str) -> TokenView:
         """Make a token void."""

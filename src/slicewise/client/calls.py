@@ -47,6 +47,7 @@ from slicewise.control.wire import (
     NodeBody,
     NodeView,
     Quota,
+    RotateBody,
     TenantBody,
     TenantView,
     TokenBody,
@@ -312,6 +313,14 @@ def issue_token(
 def tokens() -> Pages[TokenPage, TokenView]:
     """The tokens."""
     return Pages(Call("GET", _path("tokens"), TokenPage), lambda page: page.tokens)
+
+
+def rotate_token(
+    identity: str, overlap_seconds: float = 3600, expires_in_seconds: float | None = None
+) -> Call[NewTokenView]:
+    """Replace a token by another."""
+    body = RotateBody(overlap_seconds=overlap_seconds, expires_in_seconds=expires_in_seconds)
+    return Call("POST", _path("tokens", identity, "rotate"), NewTokenView, checked(body))
 
 
 def revoke_token(identity: str) -> Call[TokenView]:

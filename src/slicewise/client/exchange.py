@@ -69,13 +69,17 @@ def timeouts(seconds: float) -> httpx.Timeout:
     return httpx.Timeout(seconds, connect=min(seconds, CONNECT_SECONDS))
 
 
+Token = str | Callable[[], str]
+"""A token, or what is called for it at every request: it may have been rotated since the last."""
+
+
 class Exchange:
     """The servers that are known, which of them answered last, and whose token it is."""
 
     def __init__(
         self,
         servers: str | Sequence[str],
-        token: str,
+        token: Token,
         patience: float = PATIENCE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -83,13 +87,19 @@ class Exchange:
         self.servers = tuple(_address(server) for server in given)
         if not self.servers:
             raise SlicewiseError("no server was named")
-        if not token.isascii() or not token.isprintable() or token != token.strip() or not token:
-            raise SlicewiseError("this is no token: a token is one word, such as sw_...")
-        self.authorization = {"authorization": f"Bearer {token}"}
+        self._token = token
+        self.authorization()  # what is no token is refused now
         self.patience = patience
         self.clock = clock
         self.at = 0
         """Which server to ask first."""
+
+    def authorization(self) -> dict[str, str]:
+        """The header that says who asks."""
+        token = self._token if isinstance(self._token, str) else self._token()
+        if not token.isascii() or not token.isprintable() or token != token.strip() or not token:
+            raise SlicewiseError("this is no token: a token is one word, such as sw_...")
+        return {"authorization": f"Bearer {token}"}
 
 
 class Trip(Generic[T]):
@@ -108,7 +118,7 @@ class Trip(Generic[T]):
         self._asked = 0
         self._pauses = pauses()
         self._until = exchange.clock() + (exchange.patience if patience is None else patience)
-        self.headers = dict(exchange.authorization)
+        self.headers = exchange.authorization()
         if call.body is not None:
             self.headers["content-type"] = "application/json"
         if call.keyed:

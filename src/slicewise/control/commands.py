@@ -129,6 +129,18 @@ class IssueToken:
 
 
 @dataclass(frozen=True, slots=True)
+class RotateToken:
+    """Make another token in the stead of one, which is void after a while."""
+
+    token: str
+    digest: str
+    overlap: Seconds
+    """How long the old one is still valid."""
+    expires_in: Seconds | None = None
+    """When the new one expires; unless given, when the old one would have."""
+
+
+@dataclass(frozen=True, slots=True)
 class RevokeToken:
     """Make a token void."""
 
@@ -240,6 +252,7 @@ Command = (
     | SetTenant
     | RemoveTenant
     | IssueToken
+    | RotateToken
     | RevokeToken
     | CarryOut
     | Hello

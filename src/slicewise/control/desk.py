@@ -31,6 +31,7 @@ from slicewise.control.commands import (
     RemoveTenant,
     Report,
     RevokeToken,
+    RotateToken,
     SetClock,
     SetTenant,
     Uncordon,
@@ -134,6 +135,8 @@ class Desk:
                 return self._estate.remove_tenant(command)
             case IssueToken():
                 return self._estate.issue_token(command)
+            case RotateToken():
+                return self._estate.rotate_token(command)
             case RevokeToken():
                 return self._estate.revoke_token(command)
             case CarryOut():

@@ -251,6 +251,15 @@ class TokenIssued(Entry, frozen=True, tag="token-issued"):
     """For an agent: the node it may speak for."""
     note: str = ""
     expires: Seconds | None = None
+    replaces: str = ""
+    """The token in whose stead it was made, when that was rotated."""
+
+
+class TokenExpiring(Entry, frozen=True, tag="token-expiring"):
+    """A token is void from a moment on: it was rotated, and another takes its place."""
+
+    token: str
+    expires: Seconds
 
 
 class TokenRevoked(Entry, frozen=True, tag="token-revoked"):
@@ -345,6 +354,7 @@ AnyEntry = (
     | TenantSet
     | TenantRemoved
     | TokenIssued
+    | TokenExpiring
     | TokenRevoked
     | Allocated
     | Queued
@@ -394,7 +404,7 @@ def concerns(entry: AnyEntry) -> tuple[str | None, str]:
             return tenant, tenant
         case TokenIssued(token, tenant=tenant):
             return tenant, token
-        case TokenRevoked(token):
+        case TokenRevoked(token) | TokenExpiring(token):
             return None, token
         case (
             NodeAdded(node)

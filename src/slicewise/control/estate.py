@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from slicewise.control.actors import expired
 from slicewise.control.answers import Answer, RefusedError, said
 from slicewise.control.commands import (
     AddNode,
@@ -10,6 +11,7 @@ from slicewise.control.commands import (
     RemoveNode,
     RemoveTenant,
     RevokeToken,
+    RotateToken,
     SetClock,
     SetTenant,
 )
@@ -25,6 +27,7 @@ from slicewise.control.entries import (
     NodeTurned,
     TenantRemoved,
     TenantSet,
+    TokenExpiring,
     TokenIssued,
     TokenRevoked,
 )
@@ -151,13 +154,42 @@ class Estate:
         self._ledger.enter(token)
         return said(201, token_view(token))
 
+    def rotate_token(self, command: RotateToken) -> Answer:
+        """Make another token with the same rights; both are valid for a while."""
+        old, now = self._token(command.token), self._ledger.now
+        if expired(old, now):
+            raise RefusedError(
+                409, f"token {old.token!r} has expired: issue another", reason="expired"
+            )
+        if command.digest in self._state.tokens_by_digest:
+            raise RefusedError(409, "a token with this secret exists already", reason="exists")
+        until = now + command.overlap
+        new = TokenIssued(
+            self._ledger.new_id("t"),
+            command.digest,
+            old.role,
+            old.tenant,
+            old.node,
+            old.note,
+            old.expires if command.expires_in is None else now + command.expires_in,
+            old.token,
+        )
+        self._ledger.enter(new)
+        if old.expires is None or until < old.expires:
+            self._ledger.enter(TokenExpiring(old.token, until))
+        return said(201, token_view(new))
+
     def revoke_token(self, command: RevokeToken) -> Answer:
         """Make a token void."""
-        token = self._state.tokens.get(command.token)
-        if token is None:
-            raise RefusedError(404, f"no token {command.token!r}")
+        token = self._token(command.token)
         self._ledger.enter(TokenRevoked(token.token))
         return said(200, token_view(token))
+
+    def _token(self, identity: str) -> TokenIssued:
+        token = self._state.tokens.get(identity)
+        if token is None:
+            raise RefusedError(404, f"no token {identity!r}")
+        return token
 
     # The clock
 

@@ -36,6 +36,7 @@ from slicewise.control.entries import (
     Served,
     TenantRemoved,
     TenantSet,
+    TokenExpiring,
     TokenIssued,
     TokenRevoked,
     TurnTaken,
@@ -116,6 +117,7 @@ class State:
             TenantSet: self._tenant_set,
             TenantRemoved: self._tenant_removed,
             TokenIssued: self._token_issued,
+            TokenExpiring: self._token_expiring,
             TokenRevoked: self._token_revoked,
             Allocated: self._allocated,
             Queued: self._queued,
@@ -199,12 +201,21 @@ class State:
     def _token_issued(self, entry: TokenIssued, row: Row) -> None:
         self.tokens[entry.token] = self.tokens_by_digest[entry.digest] = entry
 
+    def _token_expiring(self, entry: TokenExpiring, row: Row) -> None:
+        token = msgspec.structs.replace(self.tokens[entry.token], expires=entry.expires)
+        self.tokens[token.token] = self.tokens_by_digest[token.digest] = token
+        self._stir_agent(token)
+
     def _token_revoked(self, entry: TokenRevoked, row: Row) -> None:
         self._forget(self.tokens[entry.token])
 
-    def _forget(self, token: TokenIssued) -> None:
+    def _stir_agent(self, token: TokenIssued) -> None:
+        """Wake an agent that waits for news: it may wait for less long, or not at all any more."""
         if token.node in self.nodes:
-            self.stirred.add(token.node)  # its agent may wait for news, and must not any more
+            self.stirred.add(token.node)
+
+    def _forget(self, token: TokenIssued) -> None:
+        self._stir_agent(token)
         del self.tokens[token.token]
         del self.tokens_by_digest[token.digest]
 

@@ -135,6 +135,15 @@ class TokenBody(Body, frozen=True):
     expires_in_seconds: Duration | None = None
 
 
+class RotateBody(Body, frozen=True):
+    """How a token is replaced by another with the same rights."""
+
+    overlap_seconds: Annotated[float, Meta(ge=0, le=90 * 86400)] = 3600
+    """How long the old one is still valid."""
+    expires_in_seconds: Duration | None = None
+    """When the new one expires; unless given, when the old one would have."""
+
+
 class WaitView(View, frozen=True):
     """How an allocation waits."""
 

@@ -9,12 +9,12 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from slicewise.control.entries import Row, TenantRemoved, TokenRevoked, concerns
+from slicewise.control.entries import Row, TenantRemoved, TokenExpiring, TokenRevoked, concerns
 from slicewise.control.state import State
 
 KEPT_ROWS = 10_000
 """Rows kept at hand for those who follow the events; older ones come from the store."""
-_RIGHTS = (TenantRemoved, TokenRevoked)
+_RIGHTS = (TenantRemoved, TokenExpiring, TokenRevoked)
 """Entries that may end the right of a listener to listen."""
 
 

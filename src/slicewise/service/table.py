@@ -44,6 +44,7 @@ from slicewise.control.wire import (
     NewTokenView,
     NodeBody,
     NodeView,
+    RotateBody,
     TenantBody,
     TenantView,
     TokenBody,
@@ -198,6 +199,11 @@ ROUTES = (
     Route(
         "GET", "/v1/tokens", "listTokens", "List tokens",
         tenants.tokens, ADMIN, {200: TokenPage}, query=PageQuery, tag="tokens",
+    ),
+    Route(
+        "POST", "/v1/tokens/{id}/rotate", "rotateToken", "Replace a token by another",
+        tenants.rotate_token, ADMIN, {201: NewTokenView}, problems=(404, 409), body=RotateBody,
+        optional_body=True, writes=True, tag="tokens",
     ),
     Route(
         "DELETE", "/v1/tokens/{id}", "revokeToken", "Revoke a token",

@@ -6,11 +6,18 @@ import msgspec
 from msgspec import UNSET
 
 from slicewise.control.answers import RefusedError, said
-from slicewise.control.commands import IssueToken, RemoveTenant, RevokeToken, SetTenant
+from slicewise.control.commands import IssueToken, RemoveTenant, RevokeToken, RotateToken, SetTenant
 from slicewise.control.entries import QuotaRecord, Role
 from slicewise.control.reports import TenantPage, TenantPatch, TokenPage, WhoView
 from slicewise.control.views import tenant_view, token_view
-from slicewise.control.wire import NewTokenView, TenantBody, TokenBody, TokenView, moment
+from slicewise.control.wire import (
+    NewTokenView,
+    RotateBody,
+    TenantBody,
+    TokenBody,
+    TokenView,
+    moment,
+)
 from slicewise.service.auth import digest_of, new_secret
 from slicewise.service.http import Reply, Request, reply
 from slicewise.service.pages import PageQuery, page_by_name
@@ -84,6 +91,21 @@ async def issue_token(site: Site, request: Request) -> Reply:
             body.expires_in_seconds,
         ),
     )
+    return _with_secret(answered, secret)
+
+
+async def rotate_token(site: Site, request: Request) -> Reply:
+    """Issue another token in the stead of one, which stays valid for a while."""
+    body = await request.body_if_any(RotateBody)
+    secret = new_secret()
+    command = RotateToken(
+        request.parts[0], digest_of(secret), body.overlap_seconds, body.expires_in_seconds
+    )
+    return _with_secret(await site.write(request, command), secret)
+
+
+def _with_secret(answered: Reply, secret: str) -> Reply:
+    """The answer about a token just issued, with its secret, which is kept nowhere."""
     if answered.status != 201:
         return answered
     view = _decode_token(answered.body)

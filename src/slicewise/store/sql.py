@@ -57,6 +57,7 @@ _SELDOM = frozenset(
         "tenant-set",
         "tenant-removed",
         "token-issued",
+        "token-expiring",
         "token-revoked",
     }
 )

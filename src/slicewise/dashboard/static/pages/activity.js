@@ -1,6 +1,6 @@
 /** Entries of the journal as sentences. */
 
-import { brief, plain } from "../shell/format.js";
+import { brief, clock, plain } from "../shell/format.js";
 
 /** @param {any} want */
 export function wanted(want, count = 1) {
@@ -47,6 +47,8 @@ export function sentence({ kind, entry, subject }) {
       return `tenant ${entry.tenant} was removed`;
     case "token-issued":
       return `a token ${entry.role} was issued${entry.tenant ? ` to ${entry.tenant}` : ""}${entry.note ? ` (${entry.note})` : ""}`;
+    case "token-expiring":
+      return `token ${brief(entry.token)} was rotated, and is void from ${clock(new Date(entry.expires * 1000).toISOString())} on`;
     case "token-revoked":
       return `token ${entry.token} was revoked`;
     case "model-entered":

@@ -9,7 +9,7 @@ import { sentence } from "./activity.js";
 import { keepFresh } from "./refreshing.js";
 
 const KINDS = [["", "all"], "allocated", "rejected", "queued", "served", "ended", "moved", "node-added",
-  "node-turned", "node-removed", "model-entered", "model-forgotten", "tenant-set", "tenant-removed", "token-issued", "token-revoked", "agent-joined", "part-turned",
+  "node-turned", "node-removed", "model-entered", "model-forgotten", "tenant-set", "tenant-removed", "token-issued", "token-expiring", "token-revoked", "agent-joined", "part-turned",
   "node-held", "gpu-held", "foreign-seen", "foreign-evicted", "foreign-gone"];
 const PAGE = 200;
 

@@ -21,7 +21,7 @@ const LOOK_AGAIN = 5000;
 const KEPT_ACTIVITY = 60;
 /** Entries that change no GPU. */
 const ELSEWHERE = new Set(["rejected", "queued", "overtaken", "turn-taken", "tenant-set",
-  "tenant-removed", "token-issued", "token-revoked", "model-entered", "model-forgotten",
+  "tenant-removed", "token-issued", "token-revoked", "token-expiring", "model-entered", "model-forgotten",
   "clock-set"]);
 const NODE_FIELDS = ["name", "model", "gpus", "state", "instances", "slices", "free_slices", "labels"];
 const GPU_FIELDS = ["node", "gpu", "mask", "fragmentation", "instances"];

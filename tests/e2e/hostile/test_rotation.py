@@ -1,0 +1,120 @@
+"""A token is replaced while its users go on working, and the old one ends when it was said to."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.e2e.server import PATIENCE_SECONDS, Server
+
+from slicewise.client import ApiError, Client
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    made = Server(tmp_path_factory.mktemp("rotation"))
+    try:
+        made.start()
+        made.ask("POST", "/v1/tenants", {"name": "acme"})
+        yield made
+    finally:
+        made.kill()
+
+
+def issued(server: Server, **order: Any) -> dict[str, Any]:
+    """A new token."""
+    status, made = server.ask("POST", "/v1/tokens", order)
+    assert status == 201, made
+    assert isinstance(made, dict)
+    return made
+
+
+def rotated(server: Server, identity: str, **how: Any) -> tuple[int, Any]:
+    return server.ask("POST", f"/v1/tokens/{identity}/rotate", how or None)
+
+
+def valid(server: Server, token: str) -> bool:
+    return server.ask("GET", "/v1/whoami", token=token)[0] == 200
+
+
+def void(server: Server, token: str) -> None:
+    """Wait until a token is refused."""
+    give_up = time.monotonic() + PATIENCE_SECONDS
+    while valid(server, token):
+        assert time.monotonic() < give_up
+        time.sleep(0.05)
+
+
+def test_both_are_valid_for_the_overlap_and_then_the_new_one_alone(server: Server) -> None:
+    old = issued(server, role="tenant", tenant="acme", note="the build farm")
+    status, new = rotated(server, old["id"], overlap_seconds=2)
+    assert status == 201, new
+    assert new["id"] != old["id"]
+    assert new["token"] != old["token"]
+    for name in ("role", "tenant", "node", "note", "expires_at"):
+        assert new[name] == old[name]
+    assert valid(server, new["token"])
+    void(server, old["token"])
+    assert valid(server, new["token"])
+    status, said = rotated(server, old["id"])
+    assert (status, said["reason"]) == (409, "expired")
+    page = server.ask("GET", f"/v1/audit?subject={old['id']}")[1]["events"]
+    assert [one["kind"] for one in page] == ["token-expiring", "token-issued"]
+    (made,) = server.ask("GET", f"/v1/audit?subject={new['id']}")[1]["events"]
+    assert made["entry"]["replaces"] == old["id"]
+
+
+def test_without_an_overlap_the_old_one_is_void_at_once(server: Server) -> None:
+    old = issued(server, role="operator")
+    status, new = rotated(server, old["id"], overlap_seconds=0, expires_in_seconds=3600)
+    assert status == 201, new
+    assert new["expires_at"] is not None
+    assert not valid(server, old["token"])
+    assert valid(server, new["token"])
+
+
+def test_a_rotation_gives_no_more_time_than_there_was(server: Server) -> None:
+    old = issued(server, role="operator", expires_in_seconds=100)
+    _, new = rotated(server, old["id"], overlap_seconds=5000)
+    assert new["expires_at"] == old["expires_at"]
+    listed = {one["id"]: one for one in server.ask("GET", "/v1/tokens")[1]["tokens"]}
+    assert listed[old["id"]]["expires_at"] == old["expires_at"]
+
+
+def test_only_admins_rotate_and_only_what_exists(server: Server) -> None:
+    operator = issued(server, role="operator")
+    path = f"/v1/tokens/{operator['id']}/rotate"
+    assert server.ask("POST", path, token=operator["token"])[0] == 403
+    assert rotated(server, "t-unknown")[0] == 404
+    assert rotated(server, operator["id"], overlap_seconds=-1)[0] == 400
+
+
+def test_the_command_and_the_clients_change_over(server: Server, tmp_path: Path) -> None:
+    old = issued(server, role="operator")
+    file, fresh, admin = tmp_path / "token", tmp_path / "fresh", tmp_path / "admin"
+    file.write_text(old["token"])
+    admin.write_text(server.admin_token)
+    with Client(server.url, file.read_text) as client:
+        assert client.whoami().id == old["id"]
+        command = [sys.executable, "-m", "slicewise.cli", "tokens", "rotate", old["id"]]
+        command += ["--overlap", "0", "--out", str(fresh), "--server", server.url]
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("SLICEWISE_")}
+        done = subprocess.run(
+            [*command, "--token-file", str(admin)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_SECONDS,
+        )
+        assert done.returncode == 0, done.stderr
+        with pytest.raises(ApiError) as refused:
+            client.whoami()
+        assert refused.value.status == 401
+        file.write_text(fresh.read_text().strip())
+        assert client.whoami().id in done.stdout
