@@ -139,6 +139,7 @@ class Scene:
             "changeTenant": {"name": "acme", "body": {"quota": {"instances": None}}},
             "removeTenant": {"name": "leaving"},
             "issueToken": {"body": {"role": "tenant", "tenant": "acme", "note": "spare"}},
+            "rotateToken": {"id": spare["id"]},
             "revokeToken": {"id": spare["id"]},
             "planDefrag": {"profile": "1g.10gb"},
             "defrag": {"body": {"moves": [{"allocation": moves["id"]} | move | target]}},

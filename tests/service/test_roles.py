@@ -43,6 +43,7 @@ MAY: dict[str, set[str]] = {
     "removeTenant": {"admin"},
     "issueToken": {"admin"},
     "listTokens": {"admin"},
+    "rotateToken": {"admin"},
     "revokeToken": {"admin"},
     "whoami": ALL,
     "getCluster": LOOK,
