@@ -77,11 +77,9 @@ class SizedBody:
     def take(self, data: bytes) -> tuple[bytes, bytes]:
         """Take no more than the announced length."""
         left = self._left
-        if len(data) < left:
-            self._left = left - len(data)
-            return data, b""
-        self.complete = True
-        return data[:left], data[left:]
+        self._left -= len(data)
+        self.complete = self._left <= 0
+        return (data, b"") if self._left >= 0 else (data[:left], data[left:])
 
 
 class ChunkedBody:
