@@ -49,6 +49,7 @@ def test_every_key_can_be_set_by_variable() -> None:
         "limits.requests_per_second": "1.5", "limits.body_bytes": "2_048",
         "limits.head_bytes": "2048", "limits.page": "10", "limits.streams": "1",
         "limits.streams_per_tenant": "1", "limits.requests_in_flight": "7",
+        "limits.connections": "99",
         "limits.unread_bytes": "65536", "limits.unread_bytes_in_all": "65536",
         "limits.queued_per_tenant": "9", "limits.waiting": "5",
         "answers.hours": "1", "lease.seconds": "3", "clock.max_gap_hours": "2",

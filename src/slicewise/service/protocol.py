@@ -13,6 +13,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from slicewise.control.answers import RefusedError
 from slicewise.service.auth import PEER
+from slicewise.service.connections import Connections
 from slicewise.service.framing import Body, Head, read_head, refused
 from slicewise.service.logs import logger
 from slicewise.service.one_piece import OnePiece
@@ -51,6 +52,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     head_bytes: int
     on_malformed: Callable[[], None]
+    crowd: Connections
+    """All connections."""
     refusals = 0
     """Refusals since the last one that was logged, by all connections."""
     logged = float("-inf")
@@ -80,13 +83,24 @@ class GuardedProtocol(HttpToolsProtocol):
         self.transport = cast("asyncio.Transport", self._answers)  # all of it that is used
         self._peer = common_name(transport.get_extra_info("peercert"))
         self._timer = self.loop.call_later(REQUEST_SECONDS, self._too_slow)
+        self.crowd.enter(self, self.client[0] if self.client else "")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End."""
+        self.crowd.leave(self, self.client[0] if self.client else "")
         self._deaf = True
         self._stop_timer()
         self._stop_waiting()
         super().connection_lost(exc)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is being answered; one that has only begun to arrive is not."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def cut(self) -> None:
+        """Close the connection at once."""
+        self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Read what came, as far as it is the turn of that."""
@@ -318,7 +332,7 @@ def common_name(certificate: Mapping[str, Any] | None) -> str | None:
     return None
 
 
-def guarded(head_bytes: int, on_malformed: Callable[[], None]) -> type[Any]:
-    """The protocol with this limit, which tells when it refuses what it cannot read."""
-    own = {"head_bytes": head_bytes, "on_malformed": staticmethod(on_malformed)}
+def guarded(head_bytes: int, on_malformed: Callable[[], None], crowd: Connections) -> type[Any]:
+    """The protocol with these limits, which tells when it refuses what it cannot read."""
+    own = {"head_bytes": head_bytes, "on_malformed": staticmethod(on_malformed), "crowd": crowd}
     return type("GuardedProtocol", (GuardedProtocol,), own)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import uvicorn
 
 from slicewise.core.errors import SlicewiseError
+from slicewise.service.connections import Connections, room_for
 from slicewise.service.logs import logger
 from slicewise.service.protocol import guarded
 from slicewise.service.service import Service
@@ -103,7 +104,11 @@ def _config(service: Service) -> uvicorn.Config:
     try:
         config = uvicorn.Config(
             service.app,
-            http=guarded(settings.head_bytes, service.site.metrics.count_malformed),
+            http=guarded(
+                settings.head_bytes,
+                service.site.metrics.count_malformed,
+                Connections(room_for(settings.connections)),
+            ),
             ws="none",
             lifespan="off",
             log_config=None,

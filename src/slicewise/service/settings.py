@@ -284,6 +284,14 @@ class Settings:
             "Event streams of one tenant at a time.",
         ),
     ] = 32
+    connections: Annotated[
+        int,
+        Key(
+            "limits.connections",
+            _whole(16, 1_000_000),
+            "Connections at a time; beyond it the client with the most loses one.",
+        ),
+    ] = 10_000
     requests_in_flight: Annotated[
         int,
         Key(
