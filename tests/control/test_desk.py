@@ -665,7 +665,7 @@ def test_a_step_that_is_accepted_counts_from_its_entry_on() -> None:
         (-LATEST, -LATEST, "no time of this century"),
     ],
 )
-def test_a_step_that_nobody_can_have_meant_is_refused(by: float, seen: float, why: str) -> None:
+def test_a_step_that_cannot_be_meant_is_refused(by: float, seen: float, why: str) -> None:
     office = Office()
     office.now = 1_700_000_000.0
     status, body = office.ask(SetClock(by, seen))

@@ -63,8 +63,8 @@ def upgrade() -> None:
         sa.Column("steady", sa.Double, nullable=False),
         sa.CheckConstraint("id = 1", name="leader_is_one"),
     )
-    nobody = {"epoch": 0, "holder": "", "address": "", "until": 0.0, "lease": 0.0, "steady": 0.0}
-    op.bulk_insert(leader, [{"id": 1, **nobody}])
+    vacant = {"epoch": 0, "holder": "", "address": "", "until": 0.0, "lease": 0.0, "steady": 0.0}
+    op.bulk_insert(leader, [{"id": 1, **vacant}])
     head = op.create_table(
         "head",
         sa.Column("id", sa.SmallInteger, primary_key=True, autoincrement=False),
