@@ -121,6 +121,7 @@ SCRIPTS: dict[str, Callable[[str, list[str]], Script]] = {
     "cluster": reads("/v1/cluster?gpus=true"),
     "lists": reads("/v1/allocations?limit=1000"),
     "labels": reads("/v1/allocations?label=x:y"),
+    "history": reads("/v1/allocations?state=released&label=x:y"),
     "compares": compares,
     "dry runs": dry_runs,
     "streams": reads("/v1/events?after=0"),
@@ -334,6 +335,7 @@ def floods(server: Server) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     yield "cluster reads", [clients("cluster", 100, busy)]
     yield "list reads", [clients("lists", 100, busy)]
     yield "label filters", [clients("labels", 100, busy)]
+    yield "history reads", [clients("history", 100, busy)]
     yield "batches", [clients("batches", 20, greedy)]
     yield "dry runs", [clients("dry runs", 100, busy)]
     yield "compare", [clients("compares", 100, busy)]

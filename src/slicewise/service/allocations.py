@@ -113,11 +113,12 @@ async def _find(site: Site, caller: Caller, identity: str) -> AllocationRecord |
         return record
     if not (0 < len(identity) <= 64 and identity.isascii()):
         return None
-    return await _ended(site, identity, caller.tenant)
+    return await _ended(site, identity, caller)
 
 
-async def _ended(site: Site, identity: str, tenant: str | None) -> AllocationRecord | None:
+async def _ended(site: Site, identity: str, caller: Caller) -> AllocationRecord | None:
     """One of a tenant's that ended, unless that was before the tenant's first entry."""
+    tenant = caller.tenant
     first = since(site.state, tenant)
 
     def look() -> AllocationRecord | None:
@@ -127,5 +128,6 @@ async def _ended(site: Site, identity: str, tenant: str | None) -> AllocationRec
         entry = rows[0].entry if rows and rows[0].seq >= first else None
         return entry.allocation if isinstance(entry, Ended) else None
 
-    found = await site.plant.in_thread(look)
+    async with site.looking.hold(caller.share):
+        found = await site.plant.in_thread(look)
     return None if found is None else site.state.ended(found)

@@ -52,8 +52,8 @@ class SqliteStore(SqlStore):
     """Keeps everything in one file of a data folder, which it has for itself."""
 
     _now = literal_column("(julianday('now') - 2440587.5) * 86400.0")
-    # Reads and commits share the connection, so no read may be long: about 40 ms.
-    _stretch = 20_000
+    # Reads and commits share the connection, so no read may be long: a few milliseconds.
+    _stretch = 2_000
 
     def __init__(
         self,
