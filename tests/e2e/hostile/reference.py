@@ -38,6 +38,8 @@ class Asked:
     id: str | None
     """What it says its id is; None where it has none that the service would take."""
     last: bool
+    waits: bool
+    """Whether it expects a word before its body, so that an answer without one ends all."""
     body: bytes = b""
 
 
@@ -112,7 +114,9 @@ def _head(data: bytes, at: int) -> tuple[int, Asked, int | None]:
     id = headers.get("x-request-id", [b""])[-1]
     known = 1 <= len(id) <= 64 and set(id) <= _ID
     last = version == b"HTTP/1.0" or b"close" in [option.strip(b" \t") for option in options]
-    return end, Asked(method.decode(), target, id.decode() if known else None, last), length
+    waits = headers.get("expect", [b""])[0].lower() == b"100-continue" and length != 0
+    asked = Asked(method.decode(), target, id.decode() if known else None, last, waits)
+    return end, asked, length
 
 
 def _check_host(hosts: list[bytes], target: bytes, method: bytes, version: bytes) -> None:
