@@ -52,6 +52,7 @@ def test_every_key_can_be_set_by_variable() -> None:
         "limits.connections": "99",
         "limits.unread_bytes": "65536", "limits.unread_bytes_in_all": "65536",
         "limits.queued_per_tenant": "9", "limits.waiting": "5",
+        "require_history": "yes", "journal.days": "30", "journal.archive": "a",
         "answers.hours": "1", "lease.seconds": "3", "clock.max_gap_hours": "2",
         "agents.lost_seconds": "30",
         "agents.after_reboot": "fail", "extender.enabled": "true", "extender.kubeconfig": "k",

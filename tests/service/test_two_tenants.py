@@ -128,7 +128,7 @@ class Neighbours(RuleBasedStateMachine):
 
         async def read() -> list[int]:
             async with self.house.stream("/v1/events?after=0", token=self.tokens[who]) as reader:
-                return [int((await reader.event())["id"]) for _ in own]
+                return [(await reader.event())["data"]["seq"] for _ in own]
 
         assert self.house.run(read()) == own
 

@@ -13,6 +13,7 @@ import slicewise
 from slicewise.cli import (
     agent,
     allocations,
+    audit,
     bench,
     clock,
     defrag,
@@ -69,6 +70,7 @@ app.add_typer(estate.nodes, name="nodes")
 app.add_typer(estate.tenants, name="tenants")
 app.add_typer(estate.tokens, name="tokens")
 app.add_typer(clock.clock, name="clock")
+app.add_typer(audit.audit, name="audit")
 
 
 @app.callback(invoke_without_command=True)

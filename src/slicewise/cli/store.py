@@ -24,6 +24,14 @@ Data = Annotated[
 Database = Annotated[
     str | None, typer.Option(metavar="URL", help="The PostgreSQL database of the service.")
 ]
+OwnBackup = Annotated[
+    Path | None,
+    typer.Option("--backup", metavar="FILE", help="A backup, instead of a service's own."),
+]
+Archive = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="The archive (journal.archive), to begin with what is in it."),
+]
 TICKS = 1000
 """Rows between two looks at the bar."""
 BackupFile = Annotated[Path, typer.Argument(metavar="FILE", help="The backup.")]
@@ -79,19 +87,15 @@ def restore(
 def verify(
     data: Data = None,
     database: Database = None,
-    backup: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A backup, instead of a service's own.")
-    ] = None,
+    backup: OwnBackup = None,
+    archive: Archive = None,
     json: AsJson = False,
 ) -> None:
     """Work out from the journal whether everything is as it must be; exit 1 if it is not."""
     with _extra():
-        from slicewise.store import open_backup, open_contents, verify
-    _one_of(data, database, backup)
+        from slicewise.store import verify
     with ExitStack() as stack:
-        contents: Contents = stack.enter_context(
-            open_contents(data, database) if backup is None else open_backup(backup)
-        )
+        contents = stack.enter_context(opened(data, database, backup, archive))
         report = verify(contents, stack.enter_context(_progress("verifying", contents.last_seq)))
     if json:
         document = {
@@ -114,6 +118,19 @@ def verify(
         )
     if not report.clean:
         raise typer.Exit(1)
+
+
+@contextmanager
+def opened(
+    data: Path | None, database: str | None, backup: Path | None, archive: Path | None
+) -> Iterator[Contents]:
+    """What a service keeps, or what a backup holds; with the archive in front, if one is named."""
+    with _extra():
+        from slicewise.store import open_backup, open_contents
+        from slicewise.store.archive import ArchivedContents
+    _one_of(data, database, backup)
+    with open_contents(data, database) if backup is None else open_backup(backup) as contents:
+        yield contents if archive is None else ArchivedContents(contents, archive)
 
 
 @contextmanager

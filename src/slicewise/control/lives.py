@@ -29,13 +29,6 @@ def of_one_life(rows: Iterable[Row], first: int) -> Iterator[Row]:
     return takewhile(lambda row: row.seq >= first, rows)
 
 
-def had_a_namesake(journal: Journal, tenant: str, first: int) -> bool:
-    """Whether another tenant had this name before the entry that created this one."""
-    return bool(
-        journal.history(before=first, limit=1, subject=tenant, kinds=("tenant-removed",)),
-    )
-
-
 def look_up(journal: Journal, state: State) -> None:
     """Find in the journal what an older image did not say, for a state that came from one."""
     first_of_their_name = set(state.tenants)

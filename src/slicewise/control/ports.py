@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from slicewise.control.answers import Answer
@@ -147,6 +148,13 @@ class Store(Journal, Protocol):
 
     def forget_answers(self, before: Seconds) -> int:
         """Forget some of the answers given before then, and return how many; 0 if none is left."""
+
+    def prune(self, epoch: int, before: Seconds, archive: Path | None) -> int:
+        """Take some rows written before then out of the journal, and return how many; 0 at the end.
+
+        Where there is an ``archive``, they are appended to files in that folder first. Rows that a
+        start needs stay. FencedError if the epoch is over.
+        """
 
     def check(self) -> None:
         """Raise unless the database answers."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 from slicewise.control.entries import Row, Seconds, concerns, kind
 from slicewise.control.image import Image, image_of
@@ -158,4 +159,8 @@ class Recent:
 
     def forget_answers(self, before: Seconds) -> int:
         """There are none."""
+        return 0
+
+    def prune(self, epoch: int, before: Seconds, archive: Path | None) -> int:
+        """Old rows go by themselves."""
         return 0

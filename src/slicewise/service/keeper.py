@@ -10,13 +10,17 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 from slicewise.control.ports import Clock, FencedError, Leader, Store, StoreError
 from slicewise.control.writer import Writer
+from slicewise.core.errors import SlicewiseError
 
 _SWEEP_SECONDS = 3600.0
-"""How often old answers are forgotten."""
+"""How often old answers are forgotten, and old entries taken out of the journal."""
+_BETWEEN_SECONDS = 0.02
+"""Between two transactions of it, so that commits get in between."""
 
 
 class Seat(Protocol):
@@ -34,6 +38,9 @@ class Seat(Protocol):
     def trouble(self, what: str | None) -> None:
         """The store cannot be reached, or can be again."""
 
+    def warn(self, what: str) -> None:
+        """Something should be looked at, and keeps the process from nothing."""
+
     def fail(self, why: str) -> None:
         """The process cannot go on."""
 
@@ -49,6 +56,8 @@ class Keeper:
         address: Callable[[], str],
         lease_seconds: float,
         answers_seconds: float,
+        journal_seconds: float,
+        archive: Path | None,
         clock: Clock,
         steady: Clock,
     ) -> None:
@@ -58,6 +67,9 @@ class Keeper:
         self._address = address
         self._lease = lease_seconds
         self._answers = answers_seconds
+        self._journal = journal_seconds
+        """How long entries are kept; 0 is for ever."""
+        self._archive = archive
         self._clock = clock
         self._steady = steady
         self._swept = -math.inf
@@ -127,21 +139,30 @@ class Keeper:
             try:
                 if not self._store.renew(epoch, self._lease, self._steady()):
                     return
-                self._forget_answers()
+                self._sweep(epoch)
                 self._seat.trouble(writer.trouble)
             except StoreError as error:
                 self._seat.trouble(str(error))
 
-    def _forget_answers(self) -> None:
+    def _sweep(self, epoch: int) -> None:
         """Forget for a while what is old; the lease is renewed before it goes on."""
         now = self._steady()
         if now - self._swept < _SWEEP_SECONDS:
             return
         until = time.monotonic() + self._lease / 6
-        before = self._clock() - self._answers
-        while self._store.forget_answers(before):
+        clock = self._clock()
+        while self._store.forget_answers(clock - self._answers):
             if time.monotonic() >= until:
                 return
+        try:
+            while self._journal and self._store.prune(epoch, clock - self._journal, self._archive):
+                if time.monotonic() >= until:
+                    return
+                self._stop.wait(_BETWEEN_SECONDS)
+        except FencedError:
+            raise
+        except SlicewiseError as error:  # it can wait, and the journal is whole
+            self._seat.warn(f"old entries stay in the journal: {error}")
         self._swept = now
 
     def _resign(self, epoch: int) -> None:

@@ -119,6 +119,8 @@ class Plant:
             lambda: self.address,
             settings.lease_seconds,
             settings.answers_hours * 3600,
+            settings.journal_days * 86400,
+            settings.journal_archive,
             self.clock,
             self.steady,
         )
@@ -292,6 +294,10 @@ class Plant:
                 log.info("store answers again")
             else:
                 log.error("store trouble", problem=what, advice="the service tries again by itself")
+
+    def warn(self, what: str) -> None:
+        """Something should be looked at, and keeps the process from nothing."""
+        log.error("warning", problem=what)
 
     def fail(self, why: str) -> None:
         """The process cannot go on."""

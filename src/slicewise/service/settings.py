@@ -111,6 +111,13 @@ def _number(least: float, most: float) -> Callable[[object], float]:
     return parse
 
 
+def _retention(value: object) -> float:
+    days = _number(0, 36_500)(value)
+    if 0 < days < 1:
+        raise ValueError("must be 0 or a number from 1 to 36500")
+    return days
+
+
 def _one_of(*known: str) -> Callable[[object], str]:
     def parse(value: object) -> str:
         if value not in known:
@@ -352,6 +359,22 @@ class Settings:
             "How long answers to idempotency keys are kept.",
         ),
     ] = 24.0
+    journal_days: Annotated[
+        float,
+        Key(
+            "journal.days",
+            _retention,
+            "How long entries stay in the journal, at least a day; 0 is for ever.",
+        ),
+    ] = 90.0
+    journal_archive: Annotated[
+        Path | None,
+        Key(
+            "journal.archive",
+            _path,
+            "Folder of JSON lines to which entries are appended before they leave the journal.",
+        ),
+    ] = None
     lease_seconds: Annotated[
         float,
         Key("lease.seconds", _number(0.5, 3600), "How long a leader leads without being heard of."),

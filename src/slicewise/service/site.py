@@ -10,7 +10,6 @@ from slicewise.catalog import Catalog
 from slicewise.control.actors import UnauthenticatedError
 from slicewise.control.answers import RefusedError
 from slicewise.control.commands import Command
-from slicewise.control.lives import had_a_namesake
 from slicewise.control.ports import Key
 from slicewise.control.state import State
 from slicewise.engine.explain import Explainer
@@ -67,8 +66,6 @@ class Site:
         self.history = History(plant, lambda: self.capacity)
         self.document = b"{}"
         """The OpenAPI document of its routes."""
-        self._again: dict[str, tuple[int, bool]] = {}
-        """By tenant: the entry that created it, and whether its name was another's before."""
         self._policies: dict[str, Policy] = {}
         self._process = secrets.token_hex(4).encode()
         self._tools_of: tuple[Capacity, Explainer, Snapshots] | None = None
@@ -122,7 +119,7 @@ class Site:
         caller, text = request.caller, request.key()
         key, digest = None, ""
         if text is not None:
-            owner = await self._owner(acts_for, caller.tenant or "")
+            owner = self._owner(acts_for, caller.tenant or "")
             key = Key(owner, text)
             whole = f"{request.method} {request.path}\n".encode() + request.raw
             digest = hashlib.sha256(whole).hexdigest()
@@ -145,20 +142,10 @@ class Site:
         """Refuse a caller whose token has been revoked or has expired since the request began."""
         caller.check(self.state, self.plant.latest())
 
-    async def _owner(self, acts_for: str, tenant: str) -> str:
-        """Whose keys those are; a tenant whose name was another's before has keys of its own."""
-        owner = f"{acts_for}:{tenant}"
+    def _owner(self, acts_for: str, tenant: str) -> str:
+        """Whose keys those are: of this tenant, not of another one that had its name before."""
         standing = self.state.tenants.get(tenant or acts_for)
-        if standing is None:
-            return owner
-        known, again = self._again.get(standing.name, (0, False))
-        if known != standing.since:
-            store, first = self.plant.store, standing.since
-            again = await self.plant.in_thread(had_a_namesake, store, standing.name, first)
-            if len(self._again) > 2 * len(self.state.tenants):
-                self._again.clear()
-            self._again[standing.name] = first, again
-        return f"{owner}:{standing.since}" if again else owner
+        return f"{acts_for}:{tenant}:{standing.since if standing is not None else 0}"
 
     def page(self, limit: int | None) -> int:
         """How many items a page has."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Any, Protocol
 
 from sqlalchemy import Connection, func, literal, select, tuple_
 
@@ -28,6 +28,12 @@ class Readable(Protocol):
 def head_of(connection: Connection) -> Head:
     """Where the journal begins and ends."""
     return Head(*connection.execute(_HEAD).one())
+
+
+def stored_row(found: Sequence[Any]) -> StoredRow:
+    """A row of the table as it is kept."""
+    seq, at, epoch, actor, origin, kind, tenant, subject, data, chain = found
+    return StoredRow(seq, at, epoch, actor, origin, data, chain, (kind, tenant, subject))
 
 
 class StoreContents:
@@ -97,9 +103,7 @@ class StoreContents:
                 ).all()
             if not found:
                 return
-            for seq, at, epoch, actor, origin, kind, tenant, subject, data, chain in found:
-                filed = (kind, tenant, subject)
-                yield StoredRow(seq, at, epoch, actor, origin, data, chain, filed)
+            yield from map(stored_row, found)
             reached = found[-1].seq
 
 

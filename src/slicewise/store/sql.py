@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
+from pathlib import Path
 
 from sqlalchemy import (
     Connection,
@@ -268,7 +269,7 @@ class SqlStore(ABC):
         stored = connection.execute(_IMAGE, {"seq": seq}).one()
         if stored.checksum != checksum(seq, stored.data, stored.chain):
             raise damaged(f"the image at entry {seq} is not what was written")
-        if stored.chain != _chain_at(connection, seq):
+        if stored.chain != chain_at(connection, seq):
             raise damaged(f"the image at entry {seq} is of another journal")
         return images_room.decode(stored.data)
 
@@ -288,7 +289,7 @@ class SqlStore(ABC):
             .scalar_subquery()
         )
         with self.transaction() as connection:
-            chain = _chain_at(connection, image.seq)
+            chain = chain_at(connection, image.seq)
             if chain is None:
                 raise StoreError(f"there is no entry {image.seq} of which an image could be kept")
             # The same row always has the same image, whoever made it.
@@ -321,6 +322,12 @@ class SqlStore(ABC):
             return connection.execute(
                 delete(answers).where(tuple_(answers.c.tenant, answers.c.key).in_(select(some)))
             ).rowcount
+
+    def prune(self, epoch: int, before: Seconds, archive: Path | None) -> int:
+        """Take some entries written before then out of the journal, by way of the archive."""
+        from slicewise.store.pruning import prune
+
+        return prune(self, epoch, before, archive)
 
     # Leadership
 
@@ -374,7 +381,7 @@ class SqlStore(ABC):
         return StoreContents(self)
 
 
-def _chain_at(connection: Connection, seq: int) -> bytes | None:
+def chain_at(connection: Connection, seq: int) -> bytes | None:
     """The digest of a row, also of the last one that is not kept any more."""
     found: bytes | None = connection.execute(
         select(journal.c.chain).where(journal.c.seq == seq)
