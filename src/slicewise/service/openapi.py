@@ -30,6 +30,12 @@ _KEY: dict[str, Any] = {
         "pattern": "^[!-~]([ -~]{0,126}[!-~])?$",
     },
 }
+_KNOWN: dict[str, Any] = {
+    "name": "If-None-Match",
+    "in": "header",
+    "description": "The ETag of the answer that the caller has.",
+    "schema": {"type": "string", "pattern": "^[ -~]*$"},
+}
 _LAST_EVENT: dict[str, Any] = {
     "name": "Last-Event-ID",
     "in": "header",
@@ -109,6 +115,8 @@ def _parameters(route: Route) -> Iterable[dict[str, Any]]:
         yield _KEY
     if "text/event-stream" in route.answers.values():
         yield _LAST_EVENT
+    if 304 in route.answers:
+        yield _KNOWN
 
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
@@ -142,6 +150,9 @@ def statuses(route: Route) -> set[int]:
 def _responses(route: Route) -> dict[str, Any]:
     responses: dict[str, Any] = {}
     for status, kind in route.answers.items():
+        if status == 304:
+            responses[str(status)] = {"description": "What the caller has is still so."}
+            continue
         if isinstance(kind, str):
             content: dict[str, Any] = {
                 kind: {"schema": {"type": "object" if kind == _JSON else "string"}}

@@ -29,7 +29,10 @@ class Route:
     roles: frozenset[Role] | None
     """Who may ask; None needs no token."""
     answers: dict[int, type[View] | type[list[Any]] | str]
-    """By status: what is answered when all is well, or its content type if it is no JSON."""
+    """By status: what is answered when all is well, or its content type if it is no JSON.
+
+    304 has no content: with it, callers may ask whether what they have still holds.
+    """
     problems: tuple[int, ...] = ()
     """What else may be answered, beyond what every route may."""
     body: type | None = None

@@ -215,7 +215,7 @@ ROUTES = (
     ),
     Route(
         "GET", "/v1/cluster", "getCluster", "Look at the cluster",
-        overview.cluster, LOOKERS, {200: ClusterView}, query=ClusterQuery, tag="cluster",
+        overview.cluster, LOOKERS, {200: ClusterView, 304: ""}, query=ClusterQuery, tag="cluster",
     ),
     Route(
         "GET", "/v1/lately", "getLately", "Look at what has happened lately",

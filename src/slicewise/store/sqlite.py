@@ -53,7 +53,7 @@ class SqliteStore(SqlStore):
 
     _now = literal_column("(julianday('now') - 2440587.5) * 86400.0")
     # Reads and commits share the connection, so no read may be long: a few milliseconds.
-    _stretch = 2_000
+    _stretch = 5_000
 
     def __init__(
         self,
