@@ -57,6 +57,26 @@ def test_nothing_is_shown_without_a_token(visit: Visit, server: Server) -> None:
     assert page.evaluate("sessionStorage.length") == 0
 
 
+def test_ids_are_told_apart_and_copied_whole(visit: Visit, server: Server) -> None:
+    made = [
+        asked(server, "POST", "/v1/allocations", {"profile": "1g.10gb"})["id"] for _ in range(2)
+    ]
+    page = visit().sign_in(server.admin_token, "allocations")
+    shown = [page.locator(f'.id[title="{identity}"]') for identity in made]
+    for identity, cell in zip(made, shown, strict=True):
+        expect(cell).to_have_text(f"a…{identity[-8:]}")
+        copied = cell.evaluate(
+            """(element) => {
+              const data = new DataTransfer();
+              element.dispatchEvent(new ClipboardEvent("copy", { clipboardData: data }));
+              return data.getData("text/plain");
+            }"""
+        )
+        assert copied == identity
+    for identity in made:
+        asked(server, "DELETE", f"/v1/allocations/{identity}")
+
+
 def test_a_token_that_is_revoked_shuts_the_door(visit: Visit, server: Server) -> None:
     issued = asked(server, "POST", "/v1/tokens", {"role": "operator"})
     visitor = visit()

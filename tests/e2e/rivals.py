@@ -27,8 +27,10 @@ from slicewise.control.reports import MovesBody, TenantPatch
 from slicewise.control.wire import (
     AllocationBody,
     BatchBody,
+    ClockStepBody,
     DrainBody,
     NodeBody,
+    RotateBody,
     TenantBody,
     TokenBody,
 )
@@ -97,6 +99,8 @@ TEMPLATES: dict[type, tuple[dict[str, Any], ...]] = {
     TokenBody: (
         {"role": "tenant", "tenant": "x", "node": "x", "note": "x", "expires_in_seconds": 60},
     ),
+    RotateBody: ({"overlap_seconds": 60, "expires_in_seconds": 60},),
+    ClockStepBody: ({"step_seconds": 1.5},),
     MovesBody: (
         {
             "moves": [

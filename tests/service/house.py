@@ -54,7 +54,9 @@ class House:
     def open(self, name: str, address: str = "", **settings: Any) -> Service:
         """Start another process of the service, so to speak."""
         assert self.store is not None
-        chosen = {"lease_seconds": 0.5, "strangers_per_second": 1e6} | self.settings | settings
+        # The timer stands still, so limits by rate would never be lifted.
+        rates = {"strangers_per_second": 1e6, "agent_requests_per_second": 1e6}
+        chosen = {"lease_seconds": 0.5} | rates | self.settings | settings
         made = Service(
             self.store,
             Settings(data=self.folder / name, **chosen),

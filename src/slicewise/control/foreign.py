@@ -6,6 +6,7 @@ keeps its whole GPU from taking anything new.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -61,6 +62,17 @@ class Strangers:
             if not found.blocks and self._fits(node, found):
                 found = msgspec.structs.replace(found, blocks=True)
                 self._ledger.enter(ForeignSeen(node.name, name, found))
+
+    def check(self, node: NodeStanding, reports: Sequence[ForeignReport]) -> None:
+        """Refuse what no driver tells: a GPU with more instances than slices."""
+        slices = node.geometry.slices
+        for gpu, count in Counter(one.gpu for one in reports).items():
+            if count > slices:
+                raise RefusedError(
+                    400,
+                    f"{gpu} has {slices} slices, and {count} instances cannot be there",
+                    field="foreign",
+                )
 
     def reasons(self, agent: AgentStanding) -> dict[int, str]:
         """By GPU: why it is held, where something on it could not be blocked."""

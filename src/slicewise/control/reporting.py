@@ -37,6 +37,7 @@ class Reporting:
         """One report."""
         body = command.said
         node, agent = self._agents.session(command.node, body.session)
+        self._strangers.check(node, body.foreign)  # before anything is entered
         for one in body.instances:
             self._instance(node.name, one)
         self._strangers.take(node, agent, body)

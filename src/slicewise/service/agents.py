@@ -23,6 +23,9 @@ from slicewise.service.site import Site
 
 MAX_WAIT = 60
 _MAX_PROFILES = 64
+_MAX_STATES = 5_000
+"""Of a model that an agent tells of: entering one with more would hold up everyone else for too
+long. No GPU that there is has a thousand."""
 
 
 class DesiredQuery(Query, frozen=True):
@@ -103,7 +106,7 @@ def _check_form(record: GeometryRecord) -> None:
 def _work_out(record: GeometryRecord) -> None:
     """Work out the states of a geometry; refused if there are too many."""
     geometry = geometry_of(record)
-    if too_many_states(geometry):
+    if too_many_states(geometry, _MAX_STATES):
         raise RefusedError(400, "this geometry has too many states", field="geometry")
     state_space(geometry)
 

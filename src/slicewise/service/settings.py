@@ -246,7 +246,7 @@ class Settings:
             _number(0.001, 1e6),
             "For every node's agent.",
         ),
-    ] = 100.0
+    ] = 20.0
     hellos_per_minute: Annotated[
         float,
         Key(

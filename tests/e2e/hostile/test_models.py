@@ -11,15 +11,15 @@ from tests.e2e.server import Server
 
 from slicewise.control.entries import GeometryRecord, ProfileRecord
 
-HELLOS = 15
+HELLOS = 20
 SETTINGS = ("limits.hellos_per_minute=1000000", "limits.models=4")
 MEGABYTE = 1 << 20
-ROOM = 200 * MEGABYTE
+ROOM = 120 * MEGABYTE
 """What a large model and its successor may take, with the garbage in between."""
 
 
-def model(number: int, slices: int = 11) -> GeometryRecord:
-    """A legal model that resembles no other; with 11 slices it has 6,541 states."""
+def model(number: int, slices: int = 10) -> GeometryRecord:
+    """A legal model that resembles no other; with 10 slices it has some 3,000 states."""
     profiles = tuple(
         ProfileRecord(f"{size}g.{number}gb", size, 1, size, tuple(range(slices - size + 1)))
         for size in (1, 2, 3)
@@ -110,3 +110,22 @@ def test_hellos_of_a_node_have_a_rate(open_server: Open) -> None:
     assert found[:3] == [200] * 3
     assert 429 in found
     assert hello(server, other, model(0, 4))[0] == 200
+
+
+def test_a_report_of_more_instances_than_a_gpu_has_slices_is_refused(open_server: Open) -> None:
+    server = open_server("report", settings=SETTINGS)
+    server.start()
+    token = agent(server, "gpu-1")
+    _, said = hello(server, token, model(0, 4))
+    before = server.readiness()
+    found = [
+        {"gpu": "GPU-0", "uuid": f"MIG-{n}", "profile": "1g.0gb", "start": 0, "size": 1}
+        for n in range(300)
+    ]
+    report = {"gpus": [{"uuid": "GPU-0", "mig": True}], "instances": [], "foreign": found}
+    body = report | {"session": said["session"]}
+    status, answer = server.ask("POST", "/v1/agent/report", body, token=token)
+    assert (status, answer.get("field")) == (400, "foreign")
+    assert server.readiness() == before
+    status, answer = hello(server, token, model(1, 12))  # more states than any GPU has
+    assert (status, answer["field"]) == (400, "geometry")
