@@ -25,9 +25,10 @@ OUT_OF_STEP = "slicewise: out of step"
 _CHECK, _ROW, _ANSWER = range(3)
 _COLUMNS = "abcdefghij"
 _WIDTH = 1 + len(_COLUMNS)
-_TOGETHER = 999 // _WIDTH
-"""Lines in one statement: no more values than old versions take."""
-STATEMENTS = _TOGETHER + 64
+_VALUES = 32_766 if sqlite3.sqlite_version_info >= (3, 32) else 999
+TOGETHER = min(160, _VALUES // _WIDTH)
+"""Lines in one statement: what a batch usually comes to, as far as SQLite takes it."""
+STATEMENTS = TOGETHER + 64
 """How many the driver keeps prepared: one for each number of lines, and whatever else is asked."""
 
 _PREPARE = (
@@ -75,12 +76,12 @@ def answer_line(key: Key, kept: Kept, at: Seconds, seq: int) -> Line:
 
 def write(driver: sqlite3.Connection, lines: Sequence[Line]) -> None:
     """Write all lines or none: as a rule by one statement, which is a transaction by itself."""
-    if len(lines) <= _TOGETHER:
+    if len(lines) <= TOGETHER:
         _insert(driver, lines)
         return
     driver.execute("BEGIN IMMEDIATE")
-    for done in range(0, len(lines), _TOGETHER):
-        _insert(driver, lines[done : done + _TOGETHER])
+    for done in range(0, len(lines), TOGETHER):
+        _insert(driver, lines[done : done + TOGETHER])
     driver.execute("COMMIT")
 
 
