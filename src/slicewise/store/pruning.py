@@ -6,8 +6,10 @@ Nothing leaves that a start needs: the last two images stay, and every entry beh
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from itertools import takewhile
 from pathlib import Path
+from typing import Protocol
 
 from sqlalchemy import Connection, delete, select, update
 
@@ -15,16 +17,25 @@ from slicewise.control.entries import Seconds
 from slicewise.store import archive
 from slicewise.store.chain import checksum, link
 from slicewise.store.contents import Head, StoredRow
-from slicewise.store.reading import head_of, stored_row
+from slicewise.store.reading import IMAGES_KEPT, chain_at, head_of, stored_row
 from slicewise.store.records import damaged, fenced
-from slicewise.store.sql import IMAGES_KEPT, SqlStore, chain_at
 from slicewise.store.tables import history, images, journal, leader
 
 AT_ONCE = 500
 """Entries that leave in one transaction, so that commits get in between."""
 
 
-def prune(store: SqlStore, epoch: int, before: Seconds, folder: Path | None) -> int:
+class Prunable(Protocol):
+    """A store, as far as it takes to prune it."""
+
+    def session(self) -> AbstractContextManager[Connection]:
+        """A connection on which every statement is a transaction."""
+
+    def transaction(self) -> AbstractContextManager[Connection]:
+        """A connection in a transaction."""
+
+
+def prune(store: Prunable, epoch: int, before: Seconds, folder: Path | None) -> int:
     """Take some entries written before then out of the journal, and return how many.
 
     Where there is a ``folder``, they are appended to the archive in it first.

@@ -15,6 +15,10 @@ PAGE = 5_000
 """Rows read at a time when everything is read."""
 
 
+IMAGES_KEPT = 2
+"""The last image, and one more in case the last is found to be wrong."""
+
+
 class Readable(Protocol):
     """A store, as far as it takes to read it."""
 
@@ -34,6 +38,17 @@ def stored_row(found: Sequence[Any]) -> StoredRow:
     """A row of the table as it is kept."""
     seq, at, epoch, actor, origin, kind, tenant, subject, data, chain = found
     return StoredRow(seq, at, epoch, actor, origin, data, chain, (kind, tenant, subject))
+
+
+def chain_at(connection: Connection, seq: int) -> bytes | None:
+    """The digest of a row, also of the last one that is not kept any more."""
+    found: bytes | None = connection.execute(
+        select(journal.c.chain).where(journal.c.seq == seq)
+    ).scalar()
+    if found is not None:
+        return found
+    begins = head_of(connection)
+    return begins.base_chain if begins.base == seq else None
 
 
 class StoreContents:

@@ -38,12 +38,11 @@ from slicewise.control.ports import (
     StoreError,
 )
 from slicewise.store.chain import checksum, link
-from slicewise.store.reading import StoreContents, head_of
+from slicewise.store.pruning import prune
+from slicewise.store.reading import IMAGES_KEPT, StoreContents, chain_at, head_of
 from slicewise.store.records import Tail, damaged, ends_early, row_of
 from slicewise.store.tables import answers, head, history, images, journal, leader
 
-IMAGES_KEPT = 2
-"""The last image, and one more in case the last is found to be wrong."""
 FORGET_AT_ONCE = 5_000
 """Answers forgotten in one transaction, so that commits get in between."""
 _log = logging.getLogger(__name__)
@@ -325,8 +324,6 @@ class SqlStore(ABC):
 
     def prune(self, epoch: int, before: Seconds, archive: Path | None) -> int:
         """Take some entries written before then out of the journal, by way of the archive."""
-        from slicewise.store.pruning import prune
-
         return prune(self, epoch, before, archive)
 
     # Leadership
@@ -379,17 +376,6 @@ class SqlStore(ABC):
     def contents(self) -> StoreContents:
         """What the store holds now; may be read while others write."""
         return StoreContents(self)
-
-
-def chain_at(connection: Connection, seq: int) -> bytes | None:
-    """The digest of a row, also of the last one that is not kept any more."""
-    found: bytes | None = connection.execute(
-        select(journal.c.chain).where(journal.c.seq == seq)
-    ).scalar()
-    if found is not None:
-        return found
-    begins = head_of(connection)
-    return begins.base_chain if begins.base == seq else None
 
 
 def _last_seq(connection: Connection) -> int:

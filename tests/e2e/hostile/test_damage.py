@@ -264,6 +264,27 @@ def test_a_damaged_answer_is_not_repeated(original: Path, tmp_path: Path) -> Non
     store.close()
 
 
+def test_a_damaged_answer_is_not_carried_out_again(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    server.start()
+    try:
+        node = {"name": "n1", "model": "A100-80GB", "gpus": 1}
+        assert server.ask("POST", "/v1/nodes", node)[0] == 201
+        asked = {"tenant": "default", "profile": "1g.10gb"}
+        key = {"idempotency-key": "k"}
+        assert server.ask("POST", "/v1/allocations", asked, headers=key)[0] == 201
+        server.stop()
+        change(server.data, None, "UPDATE answers SET status = 200 WHERE key = 'k'")
+        server.start()
+        status, said = server.ask("POST", "/v1/allocations", asked, headers=key)
+        assert status == 500
+        assert "is damaged" in said["detail"]
+        assert server.ask("GET", "/v1/allocations")[1]["total"] == 1
+        assert server.ask("POST", "/v1/allocations", asked)[0] == 201  # all else goes on
+    finally:
+        server.kill()
+
+
 def test_a_follower_sees_it_too(original: Path, tmp_path: Path) -> None:
     """Rows that come later are held against those that were read before."""
     _, database = place(original, tmp_path, "postgresql")
