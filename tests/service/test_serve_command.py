@@ -73,7 +73,8 @@ def test_it_serves_stops_and_comes_back(tmp_path: Path) -> None:
         with client.stream("GET", "/v1/events?after=0") as stream:
             lines = stream.iter_lines()
             seen = [next(lines) for _ in range(6)]
-        assert "id: 1" in seen
+        history = client.get("/readyz").json()["history"]
+        assert f"id: {history}-1" in seen
         assert len(client.get("/v1/audit").json()["events"]) == 7
 
 

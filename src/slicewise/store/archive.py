@@ -1,8 +1,8 @@
 """Archives: entries of the journal as JSON lines, with the digests that chain them together.
 
 What retention takes out of the journal is appended here first. A file begins with a line that says
-which history it is of and where the chain stood before its first entry, so that whoever audits it
-can check every entry, and that one file goes on where the other ended.
+which history it is of and where the chain stood before its first entry, so that an auditor can
+check every entry, and that one file goes on where the other ended.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def chain_at(connection: Connection, seq: int) -> bytes | None:
 class StoreContents:
     """What a store held up to a row.
 
-    It is read page by page, so nobody who writes has to wait for long. Rows never change, answers
+    It is read page by page, so that commits get in between. Rows never change, answers
     say up to which row they belong, and images are the same whenever they are read.
     """
 

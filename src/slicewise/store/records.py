@@ -73,7 +73,7 @@ class Tail(NamedTuple):
 
 def fenced(epoch: int) -> FencedError:
     """What is said to a leader that does not lead any more."""
-    return FencedError(f"epoch {epoch} is over, somebody else leads; nothing was written")
+    return FencedError(f"epoch {epoch} is over, another process leads; nothing was written")
 
 
 def out_of_step(first: int, last: int) -> StoreError:

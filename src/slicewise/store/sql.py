@@ -86,7 +86,7 @@ class SqlStore(ABC):
     _tail: Tail | None = None
     """Where the journal ends, while this process is known to be the one that writes."""
     _seen: Tail | None = None
-    """The last row that was read, by whoever reads the furthest."""
+    """The last row that was read, by the reader that is furthest."""
     _faults: Mapping[int, str] = {}
     """By image that is damaged: what is wrong with it."""
 

@@ -293,7 +293,7 @@ class SqliteStore(SqlStore):
         with self.transaction() as connection:
             done = connection.exec_driver_sql(
                 f"UPDATE leader SET epoch = epoch + 1, holder = ?, address = ?, "
-                # Whoever led before this store was opened would hold the lock on the folder.
+                # A leader from before this store was opened would hold the lock on the folder.
                 f"until = {self._now} + ?, lease = ? WHERE ? OR NOT {self._runs}",
                 (holder, address, seconds, seconds, not self._led),
             )

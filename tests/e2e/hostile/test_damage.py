@@ -171,7 +171,7 @@ def logical(folder: Path) -> object:
 
 DAMAGE = {
     "an image": "UPDATE images SET chain = checksum, checksum = chain",
-    "a row changed": "UPDATE journal SET actor = 'somebody else' WHERE seq = 290",
+    "a row changed": "UPDATE journal SET actor = 'another' WHERE seq = 290",
     "a row moved in time": "UPDATE journal SET at = at + 1 WHERE seq = 290",
     "a tail cut off": "DELETE FROM journal WHERE seq > 280",
     "the whole tail cut off": "DELETE FROM journal WHERE seq > (SELECT max(seq) FROM images)",

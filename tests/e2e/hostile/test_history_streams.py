@@ -1,4 +1,4 @@
-"""Event streams after a restore: whoever followed another history is told, and can begin again."""
+"""Event streams after a restore: followers of another history are told, and can begin again."""
 
 from __future__ import annotations
 

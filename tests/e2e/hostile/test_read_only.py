@@ -85,7 +85,7 @@ with open_contents(data) as contents:
 
 
 def test_a_folder_of_another_owner(data: Path, tmp_path: Path) -> None:
-    """Whoever may read it, and nothing else, can verify it and take a backup."""
+    """A user who may only read it can verify it and take a backup."""
     out = tmp_path / "out"
     out.mkdir()
     user = os.getuid()

@@ -79,7 +79,7 @@ def test_only_what_is_old_enough(store: SqlStore) -> None:
 
 
 def test_the_archive_goes_on_where_the_journal_begins(store: SqlStore, tmp_path: Path) -> None:
-    """Whoever has both can replay everything from the first entry."""
+    """With both, everything can be replayed from the first entry."""
     _, epoch = filled(store)
     archive = tmp_path / "archive"
     assert store.prune(epoch, START + 1e9, archive)
