@@ -35,7 +35,12 @@ from slicewise.service.routes import Route
 from slicewise.service.table import ROUTES
 
 EXAMPLES = int(os.environ.get("SLICEWISE_SCHEMA_EXAMPLES", "5"))
-SETTINGS = ("metrics.public=false", "limits.requests_per_second=1000000")
+SETTINGS = (
+    "metrics.public=false",
+    "limits.requests_per_second=1000000",
+    "limits.agent_requests_per_second=1000000",
+    "limits.strangers_per_second=1000000",
+)
 """Metrics ask for a token, as they do beyond this machine."""
 _STREAM = "text/event-stream"
 _ROOT = Path(__file__).parents[2]

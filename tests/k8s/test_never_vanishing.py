@@ -141,6 +141,8 @@ def test_pods_deleted_at_every_write_of_their_decision(
     with witnessed(plane), living(plane, tmp_path) as one:
 
         def go(_: Write) -> None:
+            # The write may be a late one for the pod of the round before.
+            until("p is there", lambda: api.find(f"{pods_in(space)}/p"))
             remove_pod(api, space, "p")
 
         for step in sample(range(12), 12):

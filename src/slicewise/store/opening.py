@@ -72,6 +72,10 @@ def _postgres(url: str, *, migrate: bool, begin: bool = True) -> SqlStore:
 def _folder(data: Path | None) -> Path:
     if data is None:
         raise SlicewiseError("name a data folder, or the URL of a PostgreSQL database")
-    if not data.is_dir():
+    try:
+        there = data.is_dir()
+    except OSError as error:
+        raise SlicewiseError(f"{str(data)!r} cannot be reached: {error.strerror}") from None
+    if not there:
         raise SlicewiseError(f"there is no folder {str(data)!r}")
     return data
