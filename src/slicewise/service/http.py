@@ -291,14 +291,15 @@ class Reply:
         length = 0
         for part in (self.body, *self.more):
             if length + len(part) > LARGE:
-                yield b"".join(joined)
+                if joined:
+                    yield joined[0] if len(joined) == 1 else b"".join(joined)
                 joined, length = [], 0
                 while len(part) > LARGE:
                     yield part[:LARGE]
                     part = part[LARGE:]
             joined.append(part)
             length += len(part)
-        yield b"".join(joined)
+        yield joined[0] if len(joined) == 1 else b"".join(joined)
 
 
 @dataclass(slots=True)

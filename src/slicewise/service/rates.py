@@ -12,6 +12,8 @@ from slicewise.service.settings import Settings
 
 _OWNERS, _ADDRESSES = 100_000, 10_000
 """Buckets kept: of those who have a token, and of those who have none and are any number."""
+_HELLOS_AT_ONCE = 5.0
+"""An agent that finds its session gone says hello a few times in a row, not more."""
 
 
 class Buckets:
@@ -78,7 +80,7 @@ class Limits:
     def hello(self, node: str) -> None:
         """Count a hello of a node's agent: each may bring a new GPU model, which is much work."""
         most = self._settings.hellos_per_minute
-        wait = self._hellos.take(node, most / 60, max(most, 1.0))
+        wait = self._hellos.take(node, most / 60, min(_HELLOS_AT_ONCE, max(most, 1.0)))
         if wait:
             sentence = f"node {node!r} says hello more often than {most:g} times a minute"
             raise self._refusal("hello", sentence, wait)

@@ -51,14 +51,20 @@ def cluster_view(state: State, capacity: Capacity, history: str = "") -> Cluster
     )
 
 
+_Whole = tuple[int, list[bytes]]
+"""The last entry that a text reflects, and its pieces."""
+
+
 class _Group:
     """Some nodes, and their text in a scope as it was last encoded."""
 
-    __slots__ = ("_texts", "_versions", "nodes", "text")
+    __slots__ = ("_before", "_texts", "_versions", "nodes", "text")
 
-    def __init__(self, nodes: Sequence[NodeStanding]) -> None:
+    def __init__(self, nodes: Sequence[NodeStanding], before: bytes) -> None:
+        """``before`` separates the text from that of the group in front of it."""
         self.nodes = nodes
         self.text = b""
+        self._before = before
         self._versions = [-1] * len(nodes)
         self._texts = [b""] * len(nodes)
 
@@ -71,7 +77,7 @@ class _Group:
                 self._texts[at] = encoded(node)
                 stale = True
         if stale:
-            self.text = b",".join(self._texts)
+            self.text = self._before + b",".join(self._texts)
         return stale
 
 
@@ -83,6 +89,8 @@ class _Pieces:
         self._encoded = encoded
         self._layout = -1
         self._groups: list[_Group] = []
+        self.last: _Whole = -1, []
+        """The last whole that was made with them."""
 
     async def prepare(self, pace: Callable[[], Awaitable[None]]) -> None:
         """Encode most of what has changed, with pauses for other requests."""
@@ -107,11 +115,14 @@ class _Pieces:
             some: list[NodeStanding] = []
             for node in sorted(self._state.nodes.values(), key=lambda node: node.name):
                 if some and sum(len(one.gpus) for one in some) + len(node.gpus) > TOGETHER:
-                    self._groups.append(_Group(some))
+                    self._add(some)
                     some = []
                 some.append(node)
             if some:
-                self._groups.append(_Group(some))
+                self._add(some)
+
+    def _add(self, nodes: Sequence[NodeStanding]) -> None:
+        self._groups.append(_Group(nodes, b"," if self._groups else b""))
 
 
 class Snapshots:
@@ -123,21 +134,28 @@ class Snapshots:
         self._capacity = capacity
         self._nodes = _Pieces(state, lambda node: encode(node_view(state, node)))
         self._devices: OrderedDict[str | None, _Pieces] = OrderedDict()
+        self._plain: _Whole = -1, []
+        """The last one without GPUs."""
         self._head: tuple[int, bytes] = -1, b""
 
     async def whole(
         self, caller: Caller, devices: bool, pace: Callable[[], Awaitable[None]]
-    ) -> tuple[int, list[bytes]]:
+    ) -> _Whole:
         """The last entry it reflects, and the text of a `ClusterView` in pieces."""
         gpus = self._scope(caller) if devices else None
+        last = self._plain if gpus is None else gpus.last
+        if last[0] == self._state.seq:
+            return last
         await self._nodes.prepare(pace)
         if gpus is not None:
             await gpus.prepare(pace)
         # From here on nothing else runs: all pieces are of one moment.
-        pieces = [self._beginning(), *_separated(self._nodes.all())]
+        pieces = [self._beginning(), *self._nodes.all()]
         if gpus is None:
-            return self._state.seq, [*pieces, b'],"devices":null}']
-        return self._state.seq, [*pieces, b'],"devices":[', *_separated(gpus.all()), b"]}"]
+            self._plain = self._state.seq, [*pieces, b'],"devices":null}']
+            return self._plain
+        gpus.last = self._state.seq, [*pieces, b'],"devices":[', *gpus.all(), b"]}"]
+        return gpus.last
 
     def _scope(self, caller: Caller) -> _Pieces:
         tenant, state = caller.tenant, self._state
@@ -159,8 +177,3 @@ class Snapshots:
             text = text[: -len(_END)] + b'"nodes":['
             self._head = self._state.seq, text
         return text
-
-
-def _separated(texts: list[bytes]) -> list[bytes]:
-    """The texts with commas in between."""
-    return [text if at == 0 else b"," + text for at, text in enumerate(texts)]
