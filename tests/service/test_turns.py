@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from slicewise.control.answers import RefusedError
-from slicewise.service.turns import MOST_AT_ONCE, FairLock, Flights, Turns
+from slicewise.service.turns import _MIXED_ROUNDS, ALONE, MOST_AT_ONCE, FairLock, Flights, Turns
 
 
 class Time:
@@ -80,9 +80,34 @@ def test_a_round_grants_as_many_turns_as_fit() -> None:
 
     asyncio.run(run())
     per_round = {one: rounds.count(one) for one in rounds}
-    assert max(per_round.values()) <= MOST_AT_ONCE
+    assert max(per_round.values()) <= ALONE * MOST_AT_ONCE
     late = [count for one, count in per_round.items() if one > max(rounds) // 2][:-1]
     assert min(late) >= 5, "short turns share a round"
+
+
+def test_a_caller_that_is_alone_has_longer_rounds() -> None:
+    """And loses them when another one asks."""
+
+    async def run() -> list[int]:
+        timer = Time()
+        turns = Turns(timer, 0.001)
+        granted = []
+        for others in (0, 1):
+            for _ in range(2 * _MIXED_ROUNDS):  # rounds in which it is alone, or not
+                await turns.take("a")
+                if others:
+                    await turns.take("b")
+                await asyncio.sleep(0)
+            count = 0
+            while turns.at_once("a"):
+                timer.now += 0.0005
+                count += 1
+            granted.append(count)
+            await asyncio.sleep(0)
+        return granted
+
+    alone, beside = asyncio.run(run())
+    assert alone > beside
 
 
 def test_a_request_that_left_takes_no_turn() -> None:
@@ -172,14 +197,16 @@ def test_a_lock_granted_to_one_who_leaves_is_passed_on() -> None:
 
 def test_limits_are_a_callers_own() -> None:
     flights = Flights(requests=2, unread=100, unread_in_all=150)
-    with flights.request("a"), flights.request("a"), flights.request("b"):
-        assert flights.requests == 3
-        with pytest.raises(RefusedError, match="2 requests of this caller"), flights.request("a"):
-            pass
-        with flights.request("b"):
-            pass
-    with flights.request("a"):
-        assert flights.requests == 1
+    for share in ("a", "a", "b"):
+        flights.enter(share)
+    assert flights.requests == 3
+    with pytest.raises(RefusedError, match="2 requests of this caller"):
+        flights.enter("a")
+    flights.enter("b")
+    for share in ("a", "b", "b"):
+        flights.leave(share)
+    assert flights.requests == 1
+    flights.enter("a")
 
 
 def test_what_is_unread_is_limited_by_caller_and_in_all() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import re
 import secrets
-from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
 from functools import partial
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -51,9 +49,9 @@ class App:
         given = request.headers.get(b"x-request-id")
         request.id = given.decode() if given and _ID.fullmatch(given) else next(self._ids)
         request.address = self._addresses.of(scope)
-        with ExitStack() as under_way:
+        try:
             try:
-                answer = await self._answer(request, under_way)
+                answer = await self._answer(request)
             except NoRouteError as refusal:
                 if self._pages is not None and not request.path.startswith("/v1"):
                     await self._pages(scope, receive, send)
@@ -75,12 +73,13 @@ class App:
                 sentence = f"something went wrong; the log tells more about request {request.id}"
                 answer = problem(RefusedError(500, sentence))
             if isinstance(answer, Stream):
-                under_way.close()  # streams have a limit of their own
-            await answer.send(send, request.id, request.method == "HEAD", self._pace(request))
+                self._leave(request)  # streams have a limit of their own
+            await self._send(answer, send, request)
+        finally:
+            self._leave(request)
         self._note(request, answer, begun)
 
-    async def _answer(self, request: Request, under_way: ExitStack) -> Reply:
-        """The answer to a request; what it holds while it is under way goes on the stack."""
+    async def _answer(self, request: Request) -> Reply:
         route = request.route = self._find(request)
         if route.roles is None:
             return await route.handler(self.site, request)
@@ -92,9 +91,11 @@ class App:
             name = site.settings.extender_client_name
             caller = certified(request.scope.get(PEER), name, request.address)
         caller = request.caller = caller or await site.authenticate(request)
-        request.share = caller.share
-        under_way.enter_context(site.flights.request(request.share))
-        await site.turns.take(request.share)
+        share = request.share = caller.share
+        site.flights.enter(share)
+        request.under_way = True
+        if not site.turns.at_once(share):
+            await site.turns.take(share)
         if caller.tenant is not None:
             site.limits.tenant(state, caller.tenant)
         elif caller.token.node is not None:
@@ -105,15 +106,33 @@ class App:
             raise RefusedError(403, f"a token of role {caller.role} may not do this")
         if route.query is None and request.scope["query_string"]:
             raise RefusedError(400, "this takes no parameters behind a question mark")
-        site.flights.check_unread(request.share, self._sizes.get(route.name, 0))
+        if route.name in self._sizes:
+            site.flights.check_unread(share, self._sizes[route.name])
         answer = await route.handler(site, request)
         if not route.writes:
             # The body may have taken its time. What is written was checked as it was decided.
             site.check(caller)
         if answer.size > LARGE:
             self._sizes[route.name] = answer.size
-            under_way.enter_context(site.flights.answer(request.share, answer.size))
+            site.flights.check_unread(share, answer.size)
         return answer
+
+    async def _send(self, answer: Reply, send: Send, request: Request) -> None:
+        """Send an answer; a large one counts as unread meanwhile, and takes turns."""
+        head = request.method == "HEAD"
+        size = answer.size
+        if size <= LARGE:
+            await answer.send(send, request.id, head)
+            return
+        pace = partial(self.site.turns.take, request.share)
+        with self.site.flights.answer(request.share, size):
+            await answer.send(send, request.id, head, pace)
+
+    def _leave(self, request: Request) -> None:
+        """A request is not under way any more."""
+        if request.under_way:
+            request.under_way = False
+            self.site.flights.leave(request.share)
 
     def _find(self, request: Request) -> Route:
         """The route of a request; where that needs no token, the client's address has a limit."""
@@ -125,10 +144,6 @@ class App:
         if route.roles is None and not route.unlimited:
             self.site.limits.visitor(block_of(request.address))
         return route
-
-    def _pace(self, request: Request) -> Callable[[], Awaitable[None]]:
-        """What a large answer waits for between its pieces: the caller's turn."""
-        return partial(self.site.turns.take, request.share)
 
     def _note(self, request: Request, answer: Reply, begun: float) -> None:
         route = request.route

@@ -66,6 +66,7 @@ class Request:
         "route",
         "scope",
         "share",
+        "under_way",
     )
 
     def __init__(self, scope: Scope, receive: Receive, limit: int) -> None:
@@ -82,6 +83,8 @@ class Request:
         self.route: Route | None = None
         self.share: Hashable = None
         """With whom the caller shares its turns and limits: its tenant, or its token."""
+        self.under_way = False
+        """Whether it counts among the caller's requests in flight."""
         self.receive = receive
         self.raw = b""
         """Its body, once somebody has read it."""

@@ -8,7 +8,6 @@ milliseconds of other callers' work, however many requests they have.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
@@ -20,6 +19,10 @@ SLICE_SECONDS = 0.001
 MOST_AT_ONCE = 16
 """Turns granted in one round, however short they seem to be: each brings other work along, such as
 reading the caller's next request."""
+ALONE = 4
+"""How much longer rounds are while a single caller has them: it waits for itself only."""
+_MIXED_ROUNDS = 100
+"""For how many rounds callers are taken to be several after another one has asked."""
 
 _Future = asyncio.Future[None]
 
@@ -42,17 +45,33 @@ class Turns:
         """Turns taken in this round."""
         self._cost = slice_seconds
         """How long a turn takes, as seen recently."""
+        self._last: Hashable = None
+        """The caller that asked last."""
+        self._mixed = 0
+        """For how many rounds from here on callers are taken to be several."""
+
+    def at_once(self, share: Hashable) -> bool:
+        """Take a turn, if there is one without waiting."""
+        if share != self._last:
+            self._last, self._mixed = share, _MIXED_ROUNDS
+        if not self._begun:
+            self._begin()
+        elif self._queue or self._timer() >= self._begun + self._length:
+            return False
+        self._taken += 1
+        return True
 
     async def take(self, share: Hashable) -> None:
         """Return when it is this caller's turn."""
-        if not self._begun:
-            self._begin()
-        elif self._queue or self._timer() >= self._begun + self._slice:
+        if not self.at_once(share):
             turn: _Future = asyncio.get_running_loop().create_future()
             self._queue.append(share, turn)
             await turn
-            return
-        self._taken += 1
+
+    @property
+    def _length(self) -> float:
+        """How long a round is."""
+        return self._slice if self._mixed else ALONE * self._slice
 
     def _begin(self) -> None:
         self._begun = self._timer()
@@ -64,10 +83,13 @@ class Turns:
             seen = (self._timer() - self._begun) / self._taken
             self._cost += (seen - self._cost) / 8
         self._begun, self._taken = 0.0, 0
+        if self._mixed:
+            self._mixed -= 1
         if not self._queue:
             return
         self._begin()
-        fit = min(MOST_AT_ONCE, max(1, int(self._slice / self._cost)))
+        most = MOST_AT_ONCE if self._mixed else ALONE * MOST_AT_ONCE
+        fit = min(most, max(1, int(self._length / self._cost)))
         while self._queue and self._taken < fit:
             turn = self._queue.popleft()
             if not turn.done():  # its request may have been cancelled
@@ -117,31 +139,31 @@ class Flights:
         self._most_requests = requests
         self._most_unread = unread
         self._most_in_all = unread_in_all
-        self._requests: Counter[Hashable] = Counter()
-        self._unread: Counter[Hashable] = Counter()
+        self._requests: dict[Hashable, int] = {}
+        self._unread: dict[Hashable, int] = {}
         self.unread = 0
         """Bytes of large answers that are being sent."""
 
     @property
     def requests(self) -> int:
         """Requests under way."""
-        return self._requests.total()
+        return sum(self._requests.values())
 
-    @contextmanager
-    def request(self, share: Hashable) -> Iterator[None]:
+    def enter(self, share: Hashable) -> None:
         """Have a request under way, unless the caller has too many."""
-        if self._requests.get(share, 0) >= self._most_requests:
+        under_way = self._requests.get(share, 0)
+        if under_way >= self._most_requests:
             raise RefusedError(
                 429,
                 f"more than {self._most_requests} requests of this caller are under way: wait for "
                 "their answers first",
                 retry_after=1,
             )
-        self._requests[share] += 1
-        try:
-            yield
-        finally:
-            _subtract(self._requests, share, 1)
+        self._requests[share] = under_way + 1
+
+    def leave(self, share: Hashable) -> None:
+        """A request is answered, or given up."""
+        _subtract(self._requests, share, 1)
 
     def check_unread(self, share: Hashable, size: int) -> None:
         """Refuse an answer of this size if the caller has left too much unread.
@@ -160,7 +182,7 @@ class Flights:
     def answer(self, share: Hashable, size: int) -> Iterator[None]:
         """Send a large answer, unless the caller has left too much unread."""
         self.check_unread(share, size)
-        self._unread[share] += size
+        self._unread[share] = self._unread.get(share, 0) + size
         self.unread += size
         try:
             yield
@@ -169,7 +191,7 @@ class Flights:
             self.unread -= size
 
 
-def _subtract(counts: Counter[Hashable], share: Hashable, number: int) -> None:
+def _subtract(counts: dict[Hashable, int], share: Hashable, number: int) -> None:
     left = counts[share] - number
     if left:
         counts[share] = left
