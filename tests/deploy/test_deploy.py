@@ -8,7 +8,8 @@ import re
 from pathlib import Path
 from types import ModuleType
 
-from slicewise.service.settings import KEYS, read_settings
+from slicewise.service.setting_sources import read_settings
+from slicewise.service.settings import KEYS
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 SERVICE = Path(__file__).parents[2] / "src" / "slicewise" / "service"
