@@ -91,6 +91,7 @@ format: setup ## Fix what can be fixed automatically and format the code
 	$(BIN)/ruff check --fix-only
 	$(BIN)/ruff format
 
+soak: export PYTEST_ADDOPTS = --timeout 14400 -o faulthandler_timeout=15000
 soak: setup ## Long runs: crashes on each database, 20,000 raw HTTP messages, agents at every call, churn at 10,000 GPUs
 	SLICEWISE_CRASH_CYCLES=500 $(BIN)/python -m pytest -q tests/e2e/test_crash.py
 	SLICEWISE_FUZZ_MESSAGES=20000 SLICEWISE_PROXY_TRIES=1000 $(BIN)/python -m pytest -q tests/e2e/hostile/test_fuzz.py tests/e2e/hostile/test_proxies.py
