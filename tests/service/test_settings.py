@@ -12,6 +12,8 @@ from slicewise.service.setting_sources import assignments, read_settings
 from slicewise.service.setting_values import Address
 from slicewise.service.settings import FIELDS, KEYS, Settings
 
+DOCS = Path(__file__).parents[2] / "docs"
+
 
 def file(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "slicewise.toml"
@@ -146,11 +148,12 @@ def test_assignments() -> None:
         assignments(["x=1"])
 
 
-def documented() -> dict[str, str]:
-    """The default of every key, as the reference has it."""
-    page = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
+def documented(page: str) -> dict[str, str]:
+    """The default of every key in the settings table of a page of the documentation."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    section = text.split("\n## Settings\n")[1].split("\n## ")[0]
     found: dict[str, str] = {}
-    for row in page[page.index("## Settings") :].splitlines():
+    for row in section.splitlines():
         if row.startswith("| `"):
             keys, defaults = (cell.strip().split(", ") for cell in row.split("|")[1:3])
             if len(defaults) < len(keys):
@@ -168,9 +171,11 @@ def written(value: object) -> str:
     return f"`{value:.12g}`" if isinstance(value, int | float) else f"`{value}`"
 
 
-def test_every_key_is_documented_with_its_default() -> None:
+@pytest.mark.parametrize("page", ["api.md", "operations.md"])
+def test_every_key_is_documented_with_its_default(page: str) -> None:
     defaults = Settings()
-    assert documented() == {key: written(getattr(defaults, field)) for key, field in FIELDS.items()}
+    real = {key: written(getattr(defaults, field)) for key, field in FIELDS.items()}
+    assert documented(page) == real
 
 
 def test_every_metric_is_documented() -> None:
