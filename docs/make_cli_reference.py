@@ -12,9 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import typer
-
-from slicewise.cli.main import app
+from slicewise.cli.main import command
 
 TARGET = Path(__file__).resolve().parent / "cli.md"
 
@@ -41,7 +39,6 @@ def reference() -> str:
     width = os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = "80"
     try:
-        command: Any = typer.main.get_command(app)
         parts = [INTRODUCTION, *_sections(command, "slicewise", None)]
     finally:
         if width is None:
@@ -56,6 +53,7 @@ def _sections(command: Any, name: str, parent: Any) -> Iterator[str]:
     context = command.make_context(name, [], parent, resilient_parsing=True)
     help_text = "\n".join(line.rstrip() for line in context.get_help().splitlines())
     yield f"## {context.command_path}\n\n```text\n{help_text}\n```\n"
+    command = context.command
     for child_name in command.list_commands(context) if hasattr(command, "list_commands") else ():
         child = command.get_command(context, child_name)
         if not child.hidden:

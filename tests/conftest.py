@@ -6,11 +6,9 @@ import logging
 import os
 import signal
 from collections.abc import Generator, Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
-import typer.main
 from coverage import Coverage
 from hypothesis import settings
 
@@ -40,14 +38,6 @@ def logs_as_they_were() -> Iterator[None]:
     for handler in root.handlers[:]:
         if type(handler) is logging.StreamHandler and handler not in before:
             root.removeHandler(handler)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def commands_made_once() -> Iterator[None]:
-    """What describes all commands is made once in a process, although here many are run in one."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(typer.main, "get_command", cache(typer.main.get_command))
-        yield
 
 
 @pytest.fixture(scope="session")

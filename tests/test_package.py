@@ -12,6 +12,7 @@ from importlib.metadata import version
 import pytest
 
 import slicewise
+import slicewise.client
 
 
 def test_importing_it_stays_light() -> None:
@@ -34,6 +35,14 @@ def test_public_names_exist_and_are_pinned() -> None:
     assert set(slicewise.__all__) <= set(dir(slicewise))
     with pytest.raises(AttributeError, match="'slicewise' has no attribute 'Clutser'"):
         slicewise.Clutser  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_public_names_of_the_client_exist() -> None:
+    assert sorted(slicewise.client.__all__) == slicewise.client.__all__
+    for name in slicewise.client.__all__:
+        assert getattr(slicewise.client, name) is not None
+    with pytest.raises(AttributeError, match=r"'slicewise\.client' has no attribute 'AsynClient'"):
+        slicewise.client.AsynClient  # type: ignore[attr-defined]  # noqa: B018
 
 
 @pytest.mark.parametrize("module", ["slicewise", "slicewise.core.geometry",

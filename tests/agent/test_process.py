@@ -281,6 +281,27 @@ def test_a_gpu_that_does_not_answer_is_not_called_none(
     assert "the GPU is lost" in done.stderr.splitlines()[-1]
 
 
+def test_an_agent_sees_the_processes_of_its_machine(
+    machine_of: MachineMaker, library: Path, tmp_path: Path
+) -> None:
+    """And no others: a manager that runs on the host of the tests is none of its business."""
+    machine = machine_of()
+    assert [path.name for path in (machine.root / "proc").iterdir()] == ["sys"]
+    process = machine.root / "proc" / "7"
+    process.mkdir()
+    (process / "comm").write_text("gpu-kubelet-plu\n")
+    token = tmp_path / "token"
+    token.write_text("secret")
+    done = subprocess.run(
+        [sys.executable, "-m", "slicewise.agent", "--server", "http://127.0.0.1:9", "--token-file",
+         str(token), "--state", str(tmp_path / "state")],
+        env={**os.environ, **machine.environment(library)},
+        capture_output=True, text=True, check=False, timeout=PATIENCE,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "gpu-kubelet-plugin (NVIDIA's DRA driver for Kubernetes: process 7)" in done.stderr
+
+
 def test_the_command_as_it_is_started(machine_of: MachineMaker, library: Path) -> None:
     machine = machine_of(gpus=2, mig=False)
     machine.set_mig(1, True)

@@ -178,7 +178,7 @@ def test_one_agent_a_node(tmp_path: Path) -> None:
         NodeLock(tmp_path / "another", node)
     lock.release()
     NodeLock(tmp_path / "another", node).release()
-    with pytest.raises(SlicewiseError, match="none' cannot be read: No such file"):
+    with pytest.raises(SlicewiseError, match="none' cannot be locked: No such file"):
         NodeLock(folder, tmp_path / "none")
     NodeLock(folder, node).release()
     (tmp_path / "file").touch()

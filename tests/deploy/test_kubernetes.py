@@ -6,11 +6,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-import typer
 import yaml  # type: ignore[import-untyped]
 
 import slicewise
-from slicewise.cli.main import app
+from slicewise.cli.commands import commands
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CHART = DEPLOY / "helm" / "slicewise"
@@ -42,7 +41,8 @@ def test_the_container_runs_a_command_that_there_is() -> None:
     image = (DEPLOY / "Containerfile").read_text(encoding="utf-8")
     assert command[0] in image
     assert command[1:] == ["k8s"]
-    parameters = typer.main.get_command(app).commands["k8s"].params  # type: ignore[attr-defined]
+    [k8s] = (command for command in commands() if command.name == "k8s")
+    parameters = k8s.loaded.params
     known = {option for parameter in parameters for option in parameter.opts}
     flags = {argument.partition("=")[0] for argument in container()["args"]}
     assert flags <= known

@@ -50,7 +50,8 @@ from slicewise.service.openapi import document
 from slicewise.service.pod_wants import notes_for, shares, wanted
 from slicewise.service.server import listening, serve
 from slicewise.service.service import Service
-from slicewise.service.settings import Address, Settings
+from slicewise.service.setting_values import Address
+from slicewise.service.settings import Settings
 from slicewise.service.steady import SteadyClock
 
 MIG = "nvidia.com/mig-"

@@ -19,7 +19,8 @@ from slicewise.core.errors import SlicewiseError
 from slicewise.service import protocol
 from slicewise.service.server import listening, reached_at, serve
 from slicewise.service.service import Service
-from slicewise.service.settings import Address, Settings
+from slicewise.service.setting_values import Address
+from slicewise.service.settings import Settings
 from slicewise.service.steady import SteadyClock
 
 Visit = Callable[["Visitor"], Awaitable[None]]

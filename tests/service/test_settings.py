@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 
 from slicewise.core.errors import SlicewiseError
-from slicewise.service.settings import KEYS, Address, Settings, assignments, read_settings
+from slicewise.service.setting_sources import assignments, read_settings
+from slicewise.service.setting_values import Address
+from slicewise.service.settings import FIELDS, KEYS, Settings
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def file(tmp_path: Path, text: str) -> Path:
@@ -144,19 +148,34 @@ def test_assignments() -> None:
         assignments(["x=1"])
 
 
-def test_every_key_is_documented() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
-    table = page[page.index("## Settings") :]
+def documented(page: str) -> dict[str, str]:
+    """The default of every key in the settings table of a page of the documentation."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    section = text.split("\n## Settings\n")[1].split("\n## ")[0]
+    found: dict[str, str] = {}
+    for row in section.splitlines():
+        if row.startswith("| `"):
+            keys, defaults = (cell.strip().split(", ") for cell in row.split("|")[1:3])
+            if len(defaults) < len(keys):
+                defaults *= len(keys)
+            found |= zip((key.strip("`") for key in keys), defaults, strict=True)
+    return found
+
+
+def written(value: object) -> str:
+    """A default as a reader would write it."""
+    if value in (None, ()):
+        return "-"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return f"`{value:.12g}`" if isinstance(value, int | float) else f"`{value}`"
+
+
+@pytest.mark.parametrize("page", ["api.md", "operations.md"])
+def test_every_key_is_documented_with_its_default(page: str) -> None:
     defaults = Settings()
-    for key in KEYS.values():
-        assert f"`{key.name}`" in table, key.name
-        value = getattr(defaults, key.name.replace("tls.", "tls_").split(".")[-1], None)
-        if isinstance(value, bool):
-            assert f"`{str(value).lower()}`" in table
-        elif isinstance(value, int | float):
-            assert f"`{value:.12g}`" in table
-        elif isinstance(value, str):
-            assert f"`{value}`" in table
+    real = {key: written(getattr(defaults, field)) for key, field in FIELDS.items()}
+    assert documented(page) == real
 
 
 def test_every_metric_is_documented() -> None:

@@ -19,9 +19,9 @@ from slicewise.control.image import image_of
 from slicewise.control.ports import FencedError, Store
 from slicewise.control.writer import load
 from slicewise.core.errors import SlicewiseError
+from slicewise.lockfile import InUseError
 from slicewise.store import backup, hatch, open_backup, open_contents, open_store, restore, verify
 from slicewise.store.contents import Contents, StoredAnswer, StoredImage, StoredRow
-from slicewise.store.lockfile import InUseError
 from slicewise.store.sql import SqlStore
 
 Everything = tuple[list[StoredImage], list[StoredAnswer], list[StoredRow]]

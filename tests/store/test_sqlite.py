@@ -21,8 +21,8 @@ from slicewise.control.answers import Answer
 from slicewise.control.entries import Row, TenantSet
 from slicewise.control.ports import Kept, Key, StoreError
 from slicewise.core.errors import SlicewiseError
+from slicewise.lockfile import InUseError
 from slicewise.store import open_store, verify
-from slicewise.store.lockfile import InUseError
 from slicewise.store.sql import SqlStore
 from slicewise.store.sqlite import DATABASE, LOCK, SqliteStore
 from slicewise.store.sqlite_mode import Mode

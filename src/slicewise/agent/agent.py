@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -168,9 +169,14 @@ class Worker:
             _log.error("%s; nothing is made or destroyed while it is", self.node.trouble)
 
 
+def host_root() -> Path:
+    """The root folder of the node's files: its processes, sockets, units, libraries and boot id."""
+    return Path(os.environ.get("SLICEWISE_HOST_ROOT", "/"))
+
+
 def boot_file() -> Path:
     """Where the node says which start this is."""
-    return Path(os.environ.get("SLICEWISE_BOOT_ID_FILE", "/proc/sys/kernel/random/boot_id"))
+    return host_root() / "proc/sys/kernel/random/boot_id"
 
 
 def boot_id() -> str:
@@ -195,10 +201,10 @@ def agent_version() -> str:
 def run(options: Options, driver: Callable[[], Driver], stop: threading.Event | None = None) -> int:
     """Run the agent until it is told to stop; the exit status says why it ended."""
     service = Service.named(options.server, options.token_file, options.ca)
-    ignored = options.ignore_managers
     lock = NodeLock(options.state, boot_file())
     try:
-        others = managers(ignored)
+        find_others = partial(managers, options.ignore_managers, host_root())
+        others = find_others()
         if others:
             raise SlicewiseError(
                 f"another MIG manager is at work on this node: {', '.join(others)}; stop it, or "
@@ -206,7 +212,7 @@ def run(options: Options, driver: Callable[[], Driver], stop: threading.Event | 
             )
         opened = driver()
         try:
-            worker = _prepare(options, opened, lambda: managers(ignored))
+            worker = _prepare(options, opened, find_others)
             return _run(worker, service, options.pace, stop or threading.Event())
         finally:
             opened.close()
@@ -232,7 +238,7 @@ def _prepare(options: Options, driver: Driver, others: Callable[[], list[str]]) 
     finding = node.finding()
     for sentence in finding.disagreements if finding is not None else ():
         _log.warning("%s", sentence)
-    cdi = None if options.cdi is None else Cdi(options.cdi, node.version)
+    cdi = None if options.cdi is None else Cdi(options.cdi, node.version, host_root())
     worker: list[Worker] = []
     carrier = Carrier(
         node, record, cdi, time.monotonic, random.Random(), lambda urgent: worker[0].tell(urgent)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from slicewise.store.contents import Contents, StoredRow
 
 _CONTEXT: Any = {"help_option_names": ["-h", "--help"]}
-audit = typer.Typer(context_settings=_CONTEXT, rich_markup_mode=None)
+audit = typer.Typer(context_settings=_CONTEXT, rich_markup_mode=None, add_completion=False)
 
 
 @audit.callback()

@@ -10,9 +10,11 @@ from rich.console import Console
 from rich.table import Table
 
 from slicewise.catalog import load_geometry
-from slicewise.cli.options import DEFAULT_MODEL, AsJson, PlotFile, chosen_policies
-from slicewise.cli.output import Row, as_json, prepare_files, print_table
+from slicewise.cli.choices import chosen_policies
+from slicewise.cli.options import DEFAULT_MODEL, AsJson, PlotFile
+from slicewise.cli.output import Row, as_json, prepare_files
 from slicewise.cli.progress import progress
+from slicewise.cli.tables import print_table
 from slicewise.core.errors import SlicewiseError
 from slicewise.policies.base import TablePolicy
 from slicewise.sim.mix import parse_mix

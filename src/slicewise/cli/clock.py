@@ -12,7 +12,7 @@ from slicewise.cli.options import AsJson
 from slicewise.cli.telling import say
 
 _CONTEXT: Any = {"help_option_names": ["-h", "--help"]}
-clock = typer.Typer(context_settings=_CONTEXT, rich_markup_mode=None)
+clock = typer.Typer(context_settings=_CONTEXT, rich_markup_mode=None, add_completion=False)
 
 
 @clock.callback(invoke_without_command=True)

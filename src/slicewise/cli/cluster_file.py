@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from slicewise.cli.options import chosen_entry
+from slicewise.cli.choices import chosen_entry
 from slicewise.core.cluster import Cluster
 from slicewise.core.errors import SlicewiseError
 from slicewise.core.geometry import Geometry

@@ -1,4 +1,8 @@
-"""What the shell offers to complete: names that are known here, and those a service tells."""
+"""What the shell offers to complete: names that are known here, and those a service tells.
+
+Commands name these functions in their options; only the shell calls them, and then they import
+what they need.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from slicewise.catalog import Catalog
 from slicewise.cli.connection import DEFAULT_SERVER, connect
 from slicewise.core.errors import SlicewiseError
-from slicewise.policies.registry import policy_names
 
 if TYPE_CHECKING:
     from slicewise.client import Client
@@ -22,12 +24,16 @@ _MOST = 100
 
 def models(incomplete: str) -> list[str]:
     """The GPU models that can be scheduled."""
+    from slicewise.catalog import Catalog
+
     names = (entry.model for entry in Catalog.builtin().entries() if entry.geometry is not None)
     return _beginning(incomplete, names)
 
 
 def profiles(incomplete: str) -> list[str]:
     """The profiles of all models."""
+    from slicewise.catalog import Catalog
+
     geometries = (entry.geometry for entry in Catalog.builtin().entries())
     return _beginning(
         incomplete,
@@ -37,6 +43,8 @@ def profiles(incomplete: str) -> list[str]:
 
 def policies(incomplete: str) -> list[str]:
     """The policies."""
+    from slicewise.policies.registry import policy_names
+
     return _beginning(incomplete, policy_names())
 
 

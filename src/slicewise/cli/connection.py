@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,10 +49,19 @@ def service_packages(what: str) -> Iterator[None]:
         ) from None
 
 
+def _without_httpx_command() -> None:
+    """Spare httpx its own command line: with it come click, Rich and Pygments, a third of a start.
+
+    A module that is None cannot be imported, and httpx goes on without, as where click is missing.
+    """
+    sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
+
+
 @contextmanager
 def helpful(server: str, token_file: Path | None) -> Iterator[None]:
     """Say what to do, where a service cannot be reached or does not know who asks."""
     with service_packages("talking to a service"):
+        _without_httpx_command()
         from slicewise.client import ApiError, UnreachableError
     try:
         yield

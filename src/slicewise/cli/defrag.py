@@ -10,8 +10,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from slicewise.cli.choices import chosen_policies
 from slicewise.cli.cluster_file import ClusterFile, read_cluster
-from slicewise.cli.options import AsJson, GeometryFiles, chosen_policies
+from slicewise.cli.options import AsJson, GeometryFiles
 from slicewise.cli.output import as_json
 from slicewise.core.errors import SlicewiseError, UnknownNameError
 from slicewise.core.request import Request

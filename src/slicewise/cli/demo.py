@@ -75,7 +75,7 @@ def demo(
         from slicewise.service.logs import set_up_logs
         from slicewise.service.server import listening
         from slicewise.service.service import Service
-        from slicewise.service.settings import read_settings
+        from slicewise.service.setting_sources import read_settings
         from slicewise.store import open_store
     # Settings of a real service, in the environment, are not those of this one.
     given = {"data": data.absolute(), "listen": listen, "listen_without_tls": True}

@@ -15,7 +15,6 @@ import typer
 from slicewise.cli import completion
 from slicewise.cli.connection import DEFAULT_SERVER, Server, TokenFile, connect
 from slicewise.cli.nodes import lists
-from slicewise.cli.nodes import nodes as nodes
 from slicewise.cli.options import AsJson
 from slicewise.cli.telling import print_columns, say, short, show_json
 from slicewise.core.errors import SlicewiseError
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
     from slicewise.control.wire import NewTokenView, TenantView
 
 _CONTEXT: Any = {"help_option_names": ["-h", "--help"]}
-tenants = typer.Typer(context_settings=_CONTEXT, rich_markup_mode=None)
-tokens = typer.Typer(context_settings=_CONTEXT, rich_markup_mode=None)
+tenants = typer.Typer(context_settings=_CONTEXT, rich_markup_mode=None, add_completion=False)
+tokens = typer.Typer(context_settings=_CONTEXT, rich_markup_mode=None, add_completion=False)
 
 NewName = Annotated[str, typer.Argument(metavar="NAME")]
 TenantName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.tenants)]

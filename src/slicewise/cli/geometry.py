@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from slicewise.catalog import Catalog, Confidence, Entry, ProfileFacts
-from slicewise.cli.output import print_table
+from slicewise.cli.tables import print_table
 from slicewise.core.geometry import Geometry, Profile
 
 Json = dict[str, object]

@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from slicewise.cli.choices import catalog_with, chosen_entry
 from slicewise.cli.geometry import draw_model, list_models, model_as_json, models_as_json
-from slicewise.cli.options import AsJson, GeometryFiles, catalog_with, chosen_entry
+from slicewise.cli.options import AsJson, GeometryFiles
 from slicewise.cli.output import as_json
 
 

@@ -163,7 +163,7 @@ def _serving(
         from slicewise.service.logs import set_up_logs
         from slicewise.service.server import listening, serve
         from slicewise.service.service import Service
-        from slicewise.service.settings import read_settings
+        from slicewise.service.setting_sources import read_settings
         from slicewise.service.source import Source
     except ModuleNotFoundError as error:
         raise SlicewiseError(

@@ -8,72 +8,22 @@ import sys
 from collections.abc import Sequence
 
 import typer
+from typer.core import TyperGroup
 
 import slicewise
-from slicewise.cli import (
-    agent,
-    allocations,
-    audit,
-    bench,
-    clock,
-    defrag,
-    demo,
-    estate,
-    geometry_command,
-    k8s,
-    plan,
-    policies,
-    replay,
-    reproduce,
-    score,
-    serve,
-    simulate,
-    store,
-    sweep,
-    watching,
-)
+from slicewise.cli.commands import commands
 from slicewise.core.errors import SlicewiseError
 
-app = typer.Typer(
+_app = typer.Typer(
     name="slicewise",
     help="Fragmentation-aware scheduling of NVIDIA Multi-Instance GPUs.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("geometry")(geometry_command.geometry)
-app.command("score")(score.score)
-app.command("policies")(policies.policies)
-app.command("simulate")(simulate.simulate)
-app.command("sweep")(sweep.sweep)
-app.command("plan")(plan.plan)
-app.command("replay")(replay.replay)
-app.command("reproduce")(reproduce.reproduce)
-app.command("defrag")(defrag.defrag)
-app.command("bench")(bench.bench)
-app.command("serve")(serve.serve)
-app.command("agent")(agent.agent)
-app.command("k8s")(k8s.k8s)
-app.command("backup")(store.backup)
-app.command("restore")(store.restore)
-app.command("verify")(store.verify)
-app.command("demo")(demo.demo)
-app.command("submit")(allocations.submit)
-app.command("release")(allocations.release)
-app.command("ls")(allocations.ls)
-app.command("show")(allocations.show)
-app.command("explain")(allocations.explain)
-app.command("queue")(allocations.queue)
-app.command("events")(watching.events)
-app.command("top")(watching.top)
-app.add_typer(estate.nodes, name="nodes")
-app.add_typer(estate.tenants, name="tenants")
-app.add_typer(estate.tokens, name="tokens")
-app.add_typer(clock.clock, name="clock")
-app.add_typer(audit.audit, name="audit")
 
 
-@app.callback(invoke_without_command=True)
+@_app.callback(invoke_without_command=True)
 def _root(
     context: typer.Context,
     version: bool = typer.Option(False, "--version", help="Print the version and exit."),
@@ -83,6 +33,13 @@ def _root(
         raise typer.Exit
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
+
+
+command = typer.main.get_command(_app)
+"""The whole command line."""
+assert isinstance(command, TyperGroup)
+for _lazy in commands():
+    command.add_command(_lazy)
 
 
 def run(arguments: Sequence[str] | None = None) -> None:
@@ -95,7 +52,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
 def exit_status(arguments: Sequence[str]) -> int:
     """Run the command line; what went wrong is printed as one line."""
     try:
-        status = app(list(arguments), prog_name="slicewise", standalone_mode=False)
+        status = command(list(arguments), prog_name="slicewise", standalone_mode=False)
     except SlicewiseError as error:
         return _refuse(str(error))
     except typer.TyperException as error:

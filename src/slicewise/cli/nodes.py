@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from slicewise.control.reports import NodeDetail
 
 _CONTEXT: Any = {"help_option_names": ["-h", "--help"]}
-nodes = typer.Typer(context_settings=_CONTEXT, rich_markup_mode=None)
+nodes = typer.Typer(context_settings=_CONTEXT, rich_markup_mode=None, add_completion=False)
 
 NewName = Annotated[str, typer.Argument(metavar="NAME")]
 NodeName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.nodes)]

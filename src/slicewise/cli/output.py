@@ -8,15 +8,11 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
+import typer
 
 from slicewise.core.errors import SlicewiseError
 
 Row = Mapping[str, object]
-
-_WIDEST = 1000
-"""More than any table asks for, in columns of a terminal."""
 
 
 def write_text(path: Path, text: str) -> None:
@@ -66,18 +62,8 @@ def _prepare_file(path: Path) -> None:
 
 def say_written(*paths: Path | None) -> None:
     """Name the files that were written, on standard error."""
-    console = Console(stderr=True, highlight=False, markup=False)
     for path in filter(None, paths):
-        console.print(f"Written: {path}", soft_wrap=True)
-
-
-def print_table(table: Table, console: Console) -> None:
-    """Print a table with all its digits: one wider than the terminal runs over its edge."""
-    every_column = console.options.update(max_width=_WIDEST)
-    width = console.width
-    console.width = max(width, console.measure(table, options=every_column).maximum)
-    console.print(table)
-    console.width = width
+        typer.echo(f"Written: {path}", err=True)
 
 
 def runs_of(rows: Sequence[Row]) -> str:

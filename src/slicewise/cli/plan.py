@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from slicewise.cli.choices import chosen_geometry, chosen_mixes, chosen_policies
 from slicewise.cli.options import (
     AsJson,
     CsvFile,
@@ -20,9 +21,6 @@ from slicewise.cli.options import (
     ModelName,
     PlotFile,
     Workers,
-    chosen_geometry,
-    chosen_mixes,
-    chosen_policies,
     positive_workers,
 )
 from slicewise.cli.output import Row, as_csv, as_json, prepare_files, say_written, write_text

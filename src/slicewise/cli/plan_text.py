@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from slicewise.cli.output import Row, print_table
+from slicewise.cli.output import Row
+from slicewise.cli.tables import print_table
 from slicewise.sim.experiment import ORACLE
 
 

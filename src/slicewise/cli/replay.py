@@ -13,27 +13,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from slicewise.cli.options import (
-    AsJson,
-    CsvFile,
-    GeometryFiles,
-    Gpus,
-    ModelName,
-    PlotFile,
-    chosen_geometry,
-    chosen_policies,
-)
-from slicewise.cli.output import (
-    Row,
-    as_csv,
-    as_json,
-    prepare_files,
-    print_table,
-    say_written,
-    write_text,
-)
+from slicewise.cli.choices import chosen_geometry, chosen_policies
+from slicewise.cli.options import AsJson, CsvFile, GeometryFiles, Gpus, ModelName, PlotFile
+from slicewise.cli.output import Row, as_csv, as_json, prepare_files, say_written, write_text
 from slicewise.cli.progress import progress
 from slicewise.cli.simulate import DEFAULT_POLICIES
+from slicewise.cli.tables import print_table
 from slicewise.core.errors import SlicewiseError
 from slicewise.sim.experiment import ORACLE
 from slicewise.sim.replay import GPUS_PER_NODE, MAX_GPUS, compare

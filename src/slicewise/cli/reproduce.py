@@ -13,15 +13,9 @@ from rich.text import Text
 import slicewise
 from slicewise.catalog import load_geometry
 from slicewise.cli.options import DEFAULT_MODEL, AsJson, Seed, Workers, positive_workers
-from slicewise.cli.output import (
-    Row,
-    as_csv,
-    as_json,
-    prepare_folder,
-    print_table,
-    write_text,
-)
+from slicewise.cli.output import Row, as_csv, as_json, prepare_folder, write_text
 from slicewise.cli.progress import run_with_progress
+from slicewise.cli.tables import print_table
 from slicewise.paper.comparison import Cell, Comparison, compare
 from slicewise.paper.findings import findings
 from slicewise.paper.published import published

@@ -9,8 +9,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from slicewise.cli.options import AsJson, GeometryFiles, ModelName, chosen_geometry
-from slicewise.cli.output import as_json, print_table
+from slicewise.cli.choices import chosen_geometry
+from slicewise.cli.options import AsJson, GeometryFiles, ModelName
+from slicewise.cli.output import as_json
+from slicewise.cli.tables import print_table
 from slicewise.core.fragmentation import (
     Reading,
     blocked_starts,

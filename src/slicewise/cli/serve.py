@@ -73,7 +73,7 @@ def serve(
         from slicewise.service.beginning import check_beginning, traces
         from slicewise.service.logs import set_up_logs
         from slicewise.service.server import listening
-        from slicewise.service.settings import assignments, read_settings
+        from slicewise.service.setting_sources import assignments, read_settings
         from slicewise.store import EmptyError, open_store
     except ModuleNotFoundError as error:
         raise SlicewiseError(

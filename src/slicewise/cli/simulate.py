@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from slicewise.cli.choices import chosen_geometry, chosen_mixes, chosen_policies
 from slicewise.cli.options import (
     AsJson,
     CsvFile,
@@ -20,9 +21,6 @@ from slicewise.cli.options import (
     PlotFile,
     Seed,
     Workers,
-    chosen_geometry,
-    chosen_mixes,
-    chosen_policies,
     positive_workers,
 )
 from slicewise.cli.output import (
@@ -30,12 +28,12 @@ from slicewise.cli.output import (
     as_csv,
     as_json,
     prepare_files,
-    print_table,
     runs_of,
     say_written,
     write_text,
 )
 from slicewise.cli.progress import run_with_progress
+from slicewise.cli.tables import print_table
 from slicewise.cli.waiting import (
     PATIENCE,
     BackfillOption,

@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from slicewise.cli.output import Row, as_json, print_table, runs_of, write_text
+from slicewise.cli.output import Row, as_json, runs_of, write_text
+from slicewise.cli.tables import print_table
 from slicewise.figures.rows import distinct
 from slicewise.sim.experiment import ORACLE, Steady
 from slicewise.sim.meaning import made_with

@@ -1,22 +1,19 @@
-"""`slicewise events` and `top`: watching a service."""
+"""The live screen of `slicewise top`: drawn again and again while events are counted."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
 from rich.console import Console
 from rich.live import Live
 
-from slicewise.cli.connection import DEFAULT_SERVER, PATIENCE, Server, TokenFile, connect, helpful
+from slicewise.cli.connection import PATIENCE, helpful
 from slicewise.cli.connection import token as token_of
-from slicewise.cli.options import AsJson
 from slicewise.cli.screen import DETAILED_GPUS, Pulse, screen
-from slicewise.cli.telling import json_line, show_json
 from slicewise.core.errors import SlicewiseError
 
 if TYPE_CHECKING:
@@ -25,67 +22,10 @@ if TYPE_CHECKING:
 _AGAIN_SECONDS = 2.0
 
 
-def events(
-    after: Annotated[
-        int | None,
-        typer.Option(metavar="SEQ", help="From behind this event on; 0 is from the first."),
-    ] = None,
-    count: Annotated[
-        int | None, typer.Option(metavar="N", help="End after so many; otherwise go on for ever.")
-    ] = None,
-    server: Server = DEFAULT_SERVER,
-    token_file: TokenFile = None,
-    json: AsJson = False,
-) -> None:
-    """Show what happens in a service as it happens; a broken connection is taken up again."""
-    if count is not None and count < 1:
-        raise SlicewiseError(f"count must be at least 1, not {count}")
-    if after is not None and after < 0:
-        raise SlicewiseError(f"after must be at least 0, not {after}")
-    with connect(server, token_file) as client:
-        from slicewise.cli.event_text import event_line
-        from slicewise.client import ResyncError
-
-        seen = 0
-        with suppress(KeyboardInterrupt):  # the usual way to stop looking
-            while True:
-                try:
-                    with closing(client.events(after)) as stream:
-                        for event in stream:
-                            typer.echo(json_line(event) if json else event_line(event))
-                            seen += 1
-                            if seen == count:
-                                return
-                except ResyncError as error:
-                    if after is not None and not seen:
-                        raise
-                    typer.echo(f"slicewise: {error}; here it goes on from now", err=True)
-                    after = None
-
-
-def top(
-    interval: Annotated[float, typer.Option(metavar="SECONDS", help="How often to look.")] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
-    server: Server = DEFAULT_SERVER,
-    token_file: TokenFile = None,
-    json: AsJson = False,
-) -> None:
-    """Watch a service: its GPUs slice by slice, what is left, who waits, how fast it goes."""
-    if not 0.1 <= interval <= 3600:
-        raise SlicewiseError(f"interval must be 0.1 to 3600 seconds, not {interval}")
-    console = Console(highlight=False)
-    if json or once or not console.is_terminal or console.is_dumb_terminal:
-        with connect(server, token_file) as client:
-            view = client.cluster(gpus=True)
-        if json:
-            show_json(view)
-        else:
-            console.print(screen(view, console))
-        return
-    try:
+def watch(console: Console, interval: float, server: str, token_file: Path | None) -> None:
+    """Watch a service until interrupted."""
+    with suppress(KeyboardInterrupt):
         asyncio.run(_watch(console, interval, server, token_file))
-    except KeyboardInterrupt:
-        return
 
 
 async def _watch(console: Console, interval: float, server: str, token_file: Path | None) -> None:

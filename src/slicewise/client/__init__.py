@@ -6,7 +6,10 @@
 ...     client.release(allocation.id)
 """
 
-from slicewise.client.aio import AsyncClient
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from slicewise.client.blocking import Client
 from slicewise.client.errors import ApiError, RejectedError, ResyncError, UnreachableError
 from slicewise.control.agent_wire import AgentView, ForeignView
@@ -39,6 +42,9 @@ from slicewise.control.wire import (
     TokenView,
 )
 from slicewise.core.request import Need
+
+if TYPE_CHECKING:
+    from slicewise.client.aio import AsyncClient
 
 __all__ = [
     "AgentView",
@@ -76,3 +82,14 @@ __all__ = [
     "UnreachableError",
     "WhoView",
 ]
+
+
+if not TYPE_CHECKING:  # or a misspelt name would look like a good one
+
+    def __getattr__(name: str) -> object:
+        """The asynchronous client; the blocking one does without asyncio."""
+        if name != "AsyncClient":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from slicewise.client.aio import AsyncClient
+
+        return AsyncClient

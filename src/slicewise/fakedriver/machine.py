@@ -18,7 +18,7 @@ from slicewise.fakedriver import building, faults, layout, modelling
 from slicewise.fakedriver.views import ComputeView, GpuView, InstanceView
 
 STATE_VARIABLE = "SLICEWISE_FAKE_NVML"
-BOOT_VARIABLE = "SLICEWISE_BOOT_ID_FILE"
+ROOT_VARIABLE = "SLICEWISE_HOST_ROOT"
 
 DRIVER = "580.65.06"
 _NVML = "13"
@@ -27,6 +27,7 @@ _NVIDIA = 0x10DE
 _NAMES = uuid.UUID("6f1d3c52-6c57-5c0b-9d0f-3f8c1c7f5a10")
 """What all made-up UUIDs derive from."""
 
+_BOOT_ID = "proc/sys/kernel/random/boot_id"
 _XID = 0x8
 _DOUBLE_BIT_ECC = 0x2
 _OFF_THE_BUS = 79
@@ -91,7 +92,7 @@ class Machine(faults.Faulty):
             gpu.mig = gpu.mig_pending = mig
             gpu.temperature = 34 + index
         _write(Path(path), bytes(file))
-        _write(_boot_file(Path(path)), image.boot_id + b"\n")
+        _write(_root(Path(path)) / _BOOT_ID, image.boot_id + b"\n")
         return cls(path)
 
     # What there is
@@ -102,9 +103,17 @@ class Machine(faults.Faulty):
         return str(self._now().boot_id, "ascii")
 
     @property
+    def root(self) -> Path:
+        """The folder that agents take for the root of the machine's file system.
+
+        It holds a boot id and no process, so agents do not see what runs on the real host.
+        """
+        return _root(self.path)
+
+    @property
     def boot_id_file(self) -> Path:
         """The file agents read instead of the kernel's."""
-        return _boot_file(self.path)
+        return self.root / _BOOT_ID
 
     @property
     def gpus(self) -> tuple[GpuView, ...]:
@@ -147,12 +156,12 @@ class Machine(faults.Faulty):
         return gpu
 
     def environment(self, library: Path) -> dict[str, str]:
-        """The variables with which a program finds the driver (LD_LIBRARY_PATH) and this state."""
+        """The variables with which a program finds the driver (LD_LIBRARY_PATH) and machine."""
         before = os.environ.get("LD_LIBRARY_PATH", "")
         return {
             "LD_LIBRARY_PATH": f"{library.parent}:{before}" if before else str(library.parent),
             STATE_VARIABLE: str(self.path),
-            BOOT_VARIABLE: str(self.boot_id_file),
+            ROOT_VARIABLE: str(self.root),
         }
 
     # What others do
@@ -401,8 +410,8 @@ def _tell(
     image.event_count += 1
 
 
-def _boot_file(path: Path) -> Path:
-    return path.absolute().with_name(path.name + ".boot-id")
+def _root(path: Path) -> Path:
+    return path.absolute().with_name(path.name + ".root")
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from enum import StrEnum
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from slicewise.core.cluster import Cluster
 from slicewise.core.geometry import Geometry, Placement, Profile
 from slicewise.core.request import Request
 from slicewise.core.states import GpuState
+
+if TYPE_CHECKING:  # names of policies are listed without NumPy
+    from slicewise.core.cluster import Cluster
 
 Key = Any
 """How much a policy likes a choice: anything that compares; lower is better."""

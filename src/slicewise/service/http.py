@@ -12,10 +12,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Itera
 from dataclasses import dataclass, field
 from functools import cache
 from math import ceil
-from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
+from msgspec import inspect
 from starlette.types import Receive, Scope, Send
 
 from slicewise.control.answers import Answer, RefusedError
@@ -31,7 +32,6 @@ Pace = Callable[[], Awaitable[None]]
 JSON = b"application/json"
 PROBLEM = b"application/problem+json"
 _WHERE = re.compile(r" - at `(?:key` in `)?\$\.?(?P<field>[^`]*)`$")
-_WHOLE = re.compile(r"-?[0-9]{1,18}")
 _PRINTABLE = re.compile(rb"[!-~](?:[ -~]{0,126}[!-~])?")
 _MAX_PARAMETERS = 32
 _CHALLENGE = (b"www-authenticate", b'Bearer realm="slicewise"')
@@ -162,16 +162,17 @@ class Request:
             )
         except ValueError:  # not ASCII, not UTF-8, too many
             raise RefusedError(400, "the query cannot be read") from None
-        shapes = _shapes(kind)  # type: ignore[arg-type]  # a class can be hashed
+        known = _parameters(kind)  # type: ignore[arg-type]  # a class can be hashed
         values: dict[str, Any] = {}
         for name, text in pairs:
-            shape = shapes.get(name, str)
-            if shape is list:
-                values.setdefault(name, []).append(text)
-                continue
-            if name in values:
+            parameter = known.get(name, _TEXT)
+            value = parameter.value(name, text)
+            if parameter.repeated:
+                values.setdefault(name, []).append(value)
+            elif name in values:
                 raise RefusedError(400, f"parameter {name!r} is given twice", field=name)
-            values[name] = _parameter(name, text, shape)
+            else:
+                values[name] = value
         try:
             return msgspec.convert(values, kind)
         except msgspec.ValidationError as error:
@@ -214,28 +215,57 @@ def refused(error: Exception, what: str) -> RefusedError:
     return RefusedError(400, f"{what} is not as it should be{at}: {sentence}", field=name or None)
 
 
-def _parameter(name: str, text: str, shape: type) -> object:
-    if shape is bool:
-        if text not in ("true", "false"):
-            raise RefusedError(400, f"parameter {name!r} must be true or false", field=name)
-        return text == "true"
-    if shape is int:
-        if not _WHOLE.fullmatch(text):
-            raise RefusedError(400, f"parameter {name!r} must be a whole number", field=name)
-        return int(text)
-    return text
+class _Parameter(NamedTuple):
+    """How a parameter is written."""
+
+    json: msgspec.json.Decoder[Any] | None
+    """Reads its text, unless the text is the value: a number, true and false are as in JSON."""
+    must_be: str = ""
+    repeated: bool = False
+
+    def value(self, name: str, text: str) -> object:
+        """What the text says."""
+        if self.json is None:
+            return text
+        try:
+            return self.json.decode(text)
+        except msgspec.DecodeError:
+            raise RefusedError(
+                400, f"parameter {name!r} must be {self.must_be}", field=name
+            ) from None
+
+
+_TEXT = _Parameter(None)
+_BY_TYPE: dict[type[inspect.Type], _Parameter] = {
+    inspect.BoolType: _Parameter(msgspec.json.Decoder(bool), "true or false"),
+    inspect.IntType: _Parameter(msgspec.json.Decoder(int), "a whole number"),
+    inspect.FloatType: _Parameter(msgspec.json.Decoder(float), "a number"),
+}
 
 
 @cache
-def _shapes(kind: type) -> dict[str, type]:
-    """By parameter: whether it is a list, a truth value, a whole number or text."""
-    shapes: dict[str, type] = {}
-    for name, hint in get_type_hints(kind).items():
-        text = str(hint)
-        shapes[name] = (
-            list if "tuple[" in text else bool if "bool" in text else int if "int" in text else str
-        )
-    return shapes
+def _parameters(kind: type) -> dict[str, _Parameter]:
+    """The parameters of a query by name.
+
+    ``msgspec.convert(strict=False)`` would read them too, but takes ``1`` for true and ``null``
+    for no value, which the OpenAPI document does not.
+    """
+    about = inspect.type_info(kind)
+    assert isinstance(about, inspect.StructType)
+    return {field.encode_name: _parameter(field.type) for field in about.fields}
+
+
+def _parameter(about: inspect.Type) -> _Parameter:
+    match about:
+        case inspect.Metadata():
+            return _parameter(about.type)
+        case inspect.VarTupleType():
+            return _parameter(about.item_type)._replace(repeated=True)
+        case inspect.UnionType():  # with None, for a parameter that was not given
+            (one,) = (one for one in about.types if not isinstance(one, inspect.NoneType))
+            return _parameter(one)
+        case _:
+            return _BY_TYPE.get(type(about), _TEXT)
 
 
 class Query(Body, frozen=True):

@@ -15,7 +15,8 @@ from slicewise.service.connections import Connections, room_for
 from slicewise.service.logs import logger
 from slicewise.service.protocol import guarded
 from slicewise.service.service import Service
-from slicewise.service.settings import Address, Settings
+from slicewise.service.setting_values import Address
+from slicewise.service.settings import Settings
 
 log = logger()
 

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from slicewise.core.errors import SlicewiseError
+from slicewise.lockfile import InUseError
 from slicewise.store.contents import Contents
 from slicewise.store.hatch import Hatch, through_hatch
-from slicewise.store.lockfile import InUseError
 from slicewise.store.read_only import is_read_only, reading
 from slicewise.store.sql import SqlStore
 from slicewise.store.sqlite import SqliteStore

@@ -7,7 +7,6 @@ date first, both are copied to a folder where that can be done.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import tempfile
@@ -16,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from slicewise.core.errors import SlicewiseError
-from slicewise.store.lockfile import InUseError
+from slicewise.lockfile import FileLock, InUseError
 from slicewise.store.sqlite import DATABASE, LOCK, SqliteStore
 
 _LOGS = (f"{DATABASE}-wal", f"{DATABASE}-journal")
@@ -66,15 +65,13 @@ def _holds_something(path: Path) -> bool:
 def _shared(path: Path) -> Iterator[None]:
     """Refuse a folder that is in use: what is read would change meanwhile."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        lock = FileLock(path, create=False, shared=True)
+    except InUseError as error:
+        raise InUseError(f"{str(path.parent)!r} is in use: {error}") from None
     except OSError:  # there is none, or it is another user's: then nothing can be known
         yield
         return
     try:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InUseError(f"{str(path.parent)!r} is in use by another process") from None
         yield
     finally:
-        os.close(file)
+        lock.release()

@@ -19,8 +19,8 @@ from sqlalchemy.exc import DBAPIError
 from slicewise.control.entries import Row, Seconds
 from slicewise.control.ports import DamagedError, Kept, Key, StoreError
 from slicewise.core.errors import SlicewiseError
+from slicewise.lockfile import FileLock, InUseError
 from slicewise.store import migrating
-from slicewise.store.lockfile import FolderLock
 from slicewise.store.migrating import EmptyError
 from slicewise.store.one_statement import (
     FENCED,
@@ -101,7 +101,7 @@ class SqliteStore(SqlStore):
         if not (migrate and begin) and not self.path.exists():
             raise EmptyError(f"{str(folder)!r} holds no database {DATABASE}")
         self._immutable = immutable
-        self._folder_lock = None if immutable else FolderLock(folder / LOCK)
+        self._folder_lock = None if immutable else _lock(folder)
         try:
             self._prepare(migrate, begin)
         except BaseException:
@@ -343,6 +343,18 @@ def _url(path: Path, immutable: bool) -> URL:
         return URL.create("sqlite", database=str(path))
     options = {"mode": "ro", "immutable": "1", "uri": "true"}
     return URL.create("sqlite", database=f"file:{quote(str(path))}", query=options)
+
+
+def _lock(folder: Path) -> FileLock:
+    try:
+        return FileLock(folder / LOCK)
+    except InUseError as error:
+        raise InUseError(
+            f"{str(folder)!r} is in use: {error}, and one process at a time may serve from a "
+            "data folder"
+        ) from None
+    except OSError as error:
+        raise SlicewiseError(f"{str(folder / LOCK)!r} cannot be locked: {error.strerror}") from None
 
 
 def _driver(connection: Connection) -> sqlite3.Connection:

@@ -2,7 +2,7 @@
 
 Only how long it waits is changed, and nothing of what it does: how often it looks at the driver,
 how long it waits between attempts, and how long a poll is held open. ``HURRIED_MANAGER`` names a
-program that it takes for another MIG manager, which agents of other tests do not mind.
+program that it takes for another MIG manager.
 """
 
 from __future__ import annotations

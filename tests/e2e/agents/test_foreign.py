@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -195,9 +196,9 @@ def test_one_agent_a_node(site: Site) -> None:
     state, node.state = node.state, node.folder / "state-2"
     assert node.start().wait(PATIENCE_SECONDS) == 2, "the node is taken, not only the folder"
     # One elsewhere that shares the token takes over: nothing there tells it of the first.
-    boot = node.folder / "boot-id-2"
-    boot.write_text(node.machine.boot_id_file.read_text())
-    node.prefix = ("env", f"SLICEWISE_BOOT_ID_FILE={boot}")
+    elsewhere = node.folder / "root-2"
+    shutil.copytree(node.machine.root, elsewhere)
+    node.prefix = ("env", f"SLICEWISE_HOST_ROOT={elsewhere}")
     third = node.start()
     assert first.wait(PATIENCE_SECONDS) == 3
     assert "another agent has taken over this node" in node.told()
@@ -209,12 +210,18 @@ def test_one_agent_a_node(site: Site) -> None:
 
 
 def test_another_manager_is_refused_by_name(site: Site, tmp_path: Path) -> None:
-    name = f"mig-{secrets.token_hex(5)}"  # agents of other tests look at the same processes
+    name = f"mig-{secrets.token_hex(5)}"  # A real agent on this host must not mind it.
     node = site.node(gpus=1)
+
+    def begin() -> subprocess.Popen[bytes]:
+        process = subprocess.Popen([sys.executable, str(script)])
+        (node.machine.root / "proc" / str(process.pid)).symlink_to(f"/proc/{process.pid}")
+        return process
+
     node.variables["HURRIED_MANAGER"] = name
     script = tmp_path / name
     script.write_text("import time\ntime.sleep(600)\n")
-    with subprocess.Popen([sys.executable, str(script)]) as other:
+    with begin() as other:
         try:
             node.keeps_running = False
             assert node.start().wait(PATIENCE_SECONDS) == 2
@@ -233,7 +240,7 @@ def test_another_manager_is_refused_by_name(site: Site, tmp_path: Path) -> None:
     def held() -> str:
         return str(site.detail(node.name)["devices"][0]["holds"])
 
-    with subprocess.Popen([sys.executable, str(script)]) as other:
+    with begin() as other:
         try:
             site.until(lambda: name in held(), "the GPU is held")
             status, _ = site.server.ask("POST", "/v1/allocations", {"profile": "1g.18gb"})

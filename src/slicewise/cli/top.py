@@ -1,0 +1,38 @@
+"""`slicewise top`: a service at a glance, once or as it changes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from slicewise.cli.connection import DEFAULT_SERVER, Server, TokenFile, connect
+from slicewise.cli.options import AsJson
+from slicewise.cli.screen import screen
+from slicewise.cli.telling import show_json
+from slicewise.core.errors import SlicewiseError
+
+
+def top(
+    interval: Annotated[float, typer.Option(metavar="SECONDS", help="How often to look.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
+    server: Server = DEFAULT_SERVER,
+    token_file: TokenFile = None,
+    json: AsJson = False,
+) -> None:
+    """Watch a service: its GPUs slice by slice, what is left, who waits, how fast it goes."""
+    if not 0.1 <= interval <= 3600:
+        raise SlicewiseError(f"interval must be 0.1 to 3600 seconds, not {interval}")
+    console = Console(highlight=False)
+    if json or once or not console.is_terminal or console.is_dumb_terminal:
+        with connect(server, token_file) as client:
+            view = client.cluster(gpus=True)
+        if json:
+            show_json(view)
+        else:
+            console.print(screen(view, console))
+        return
+    from slicewise.cli.watching import watch  # asyncio, which a single look does not need
+
+    watch(console, interval, server, token_file)
