@@ -67,6 +67,17 @@ def test_every_room_is_in_the_architecture(root: Path) -> None:
     assert rooms == listed, "the table of rooms in ARCHITECTURE.md is not what is there"
 
 
+def test_what_the_architecture_names_is_there(root: Path) -> None:
+    named = re.findall(r"`([\w/]+(?:\.(?:json|md|py|toml)|/))`", text_of(root, "ARCHITECTURE.md"))
+    assert len(named) > 150
+    missing = {
+        path
+        for path in named
+        if not (root / path).exists() and not (root / "src" / "slicewise" / path).exists()
+    }
+    assert not missing
+
+
 def test_every_picture_can_be_drawn_again(root: Path) -> None:
     drawn = set(script(root, "make_pictures").PICTURES)
     assert drawn == {path.stem for path in (root / "docs" / "pictures").iterdir()}
