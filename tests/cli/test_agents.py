@@ -124,4 +124,4 @@ def test_a_driver_that_disagrees(run: Run, agent: Agent) -> None:
     agent.hello()
     assert "Held" not in good(run, "nodes").out
     told = good(run, "events", "--after", "0", "--count", "6").out
-    assert "agent-joined gpu-07: agent 0.1.0, driver 580.65.06, 1 GPU\n" in told
+    assert "agent-joined gpu-07: agent 0.1.0, driver 580.65.06, 1 GPU [" in told

@@ -74,7 +74,13 @@ def running(
 
     Several on one store are a leader and its standbys.
     """
-    chosen = Settings(data=folder, **{"lease_seconds": 0.5} | settings)
+    # Agents and strangers of these tests ask as fast as they can.
+    free = {
+        "agent_requests_per_second": 1e6,
+        "hellos_per_minute": 1e6,
+        "strangers_per_second": 1e6,
+    }
+    chosen = Settings(data=folder, **{"lease_seconds": 0.5} | free | settings)
     ready: Future[tuple[Service, asyncio.Event]] = Future()
     # The protocol is named so that small answers are not held back (TCP_NODELAY is set by it).
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)

@@ -56,7 +56,7 @@ def expired(token: TokenIssued, now: Seconds) -> bool:
 def check(tokens: Mapping[str, TokenIssued], token: TokenIssued, now: Seconds) -> TokenIssued:
     """The token as it stands now; refused unless it is valid and still means the same."""
     now_known = tokens.get(token.token)
-    if now_known is None or _rights(now_known) != _rights(token):
+    if now_known is not token and (now_known is None or _rights(now_known) != _rights(token)):
         raise unknown_token()
     if expired(now_known, now):
         raise UnauthenticatedError("expired", "this token has expired")

@@ -12,7 +12,7 @@ from slicewise.service.settings import Settings
 
 _OWNERS, _ADDRESSES = 100_000, 10_000
 """Buckets kept: of those who have a token, and of those who have none and are any number."""
-_HELLOS_AT_ONCE = 5.0
+_HELLOS_AT_ONCE = 10.0
 """An agent that finds its session gone says hello a few times in a row, not more."""
 
 

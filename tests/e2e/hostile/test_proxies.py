@@ -227,12 +227,10 @@ def as_service_hears(service: socket.socket, proxy: Proxy) -> bytes:
 
 
 def test_large_bodies_and_refusals_pass(proxy: Proxy, sender: Sender) -> None:
-    with proxy.connect() as raw:
-        for number, (size, status) in enumerate(((30_000, 200), (60_000, 200), (70_000, 413)) * 3):
-            body = WISH + b" " * size
-            raw.send(sender.post(f"large-{number}", body))
+    for number, (size, status) in enumerate(((30_000, 200), (60_000, 200), (70_000, 413)) * 3):
+        # A proxy may end the connection after an answer that came before the end of the body.
+        with proxy.connect() as raw:
+            raw.send(sender.post(f"large-{number}", WISH + b" " * size))
             answer = raw.answer()
             assert answer is not None
             assert (answer.status, answer.id) == (status, f"large-{number}")
-            if answer.closes:
-                return  # HAProxy does not go on after an answer that came before the end

@@ -131,7 +131,7 @@ export async function show(element, { live, signal }) {
     const end = Number(terms.length);
     const ahead = Math.min(end, run.at + Math.max(steps, 120));
     if (run.steps.length < ahead) run.reach(ahead).catch(() => pause());
-    if (steps) {
+    if (steps && run.head) { // a run that was chosen just now may not be there yet
       run.goTo(Math.min(end, run.at + steps));
       render();
     }
