@@ -10,7 +10,7 @@ LOCK_VENV := .venv-lock
 LOCK_UV := uv==0.13.7
 LOCK_FLAGS ?=
 # The folders of unit tests: no server, browser or database, and seconds rather than minutes.
-UNITS := $(addprefix tests/,core catalog policies engine control k8s_units)
+UNITS := $(addprefix tests/,core catalog policies engine control config runtime kubernetes)
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 STARTED := $(shell date +%s)
 TOOK = @echo "make $@: passed in $$(( $$(date +%s) - $(STARTED) )) seconds"
@@ -72,16 +72,17 @@ test: lint control-plane ## The gate: lint, types, import rules, every test, the
 # Tests against large builds of foreign software belong here, and fail where the build does. Today that is a
 # Kubernetes control plane, whose tests `make test` runs as well.
 test-real: setup ## Tests against foreign software built from source: Kubernetes (Go 1.26)
-	@$(BIN)/python -m tests.k8s.programs
-	$(BIN)/python -m pytest tests/k8s
+	@$(BIN)/python -m tests.kubernetes_e2e.programs
+	$(BIN)/python -m pytest tests/kubernetes_e2e
 	$(TOOK)
 
 # What the Kubernetes tests start. Without Go they are skipped, but in CI nothing is.
 control-plane: setup
-	@$(BIN)/python -m tests.k8s.programs || \
+	@$(BIN)/python -m tests.kubernetes_e2e.programs || \
 		{ [ -z "$$CI" ] && echo "The Kubernetes tests will be skipped."; }
 
 lint: setup ## Check style, formatting, types and import rules
+	$(BIN)/python scripts/unasync.py --check
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy $(CHECKED)
@@ -97,8 +98,8 @@ soak: setup ## Long runs: crashes on each database, 20,000 raw HTTP messages, ag
 	SLICEWISE_FUZZ_MESSAGES=20000 SLICEWISE_PROXY_TRIES=1000 $(BIN)/python -m pytest -q tests/e2e/hostile/test_fuzz.py tests/e2e/hostile/test_proxies.py
 	SLICEWISE_TENANT_EXAMPLES=200 $(BIN)/python -m pytest -q tests/e2e/test_tenants.py
 	SLICEWISE_AGENT_ROUNDS=5 $(BIN)/python -m pytest -q tests/e2e/agents
-	SLICEWISE_K8S_ROUNDS=1 $(BIN)/python -m pytest -q tests/k8s/test_never_*.py
-	SLICEWISE_K8S_ORDERS=20000 $(BIN)/python -m pytest -q tests/k8s_units/test_any_order.py
+	SLICEWISE_K8S_ROUNDS=1 $(BIN)/python -m pytest -q tests/kubernetes_e2e/test_never_*.py
+	SLICEWISE_K8S_ORDERS=20000 $(BIN)/python -m pytest -q tests/kubernetes/test_any_order.py
 	$(BIN)/python -m tests.e2e.soak
 
 bench: setup ## Run every benchmarks/bench_*.py

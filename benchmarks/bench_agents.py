@@ -1,16 +1,17 @@
-"""How fast does an allocation become an instance, and what do many agents cost that have no work?
+"""Measure the latency from an allocation to an active instance, and the cost of idle agents.
 
-Starts a real `slicewise serve` on SQLite and one real agent for every node, each a process of its
-own (`python -m slicewise.agent`) on a machine of its own of the fake driver, which answers at once:
-what is measured is slicewise, not GPUs. In one run:
+Starts a real `slicewise serve` on SQLite and one real agent process per node (`python -m
+slicewise.agent`), each on its own machine of the fake driver. The fake driver answers immediately,
+so the figures are those of slicewise, not of GPUs. One run measures:
 
-- idle: requests an agent sends in a minute, and the CPU that server and agents use;
-- latency from the request until the instance can be used, told by the event stream, with several
-  clients at a time, each of which releases its instance and waits until that is gone;
-- the reference: the same requests for as many GPUs on nodes without agents, where an allocation is
-  done when it is answered.
+- idle: requests per agent and minute, and the CPU use of server and agents;
+- latency from the request until the instance is active, observed on the event stream, with several
+  concurrent clients that each release their instance and wait until it is gone;
+- the reference: the same requests on as many GPUs of nodes without agents, where an allocation is
+  complete when it is answered.
 
-`--agents N` says how many, `--quick` takes two minutes at most, `--json` prints everything.
+`--agents N` sets the number of agents, `--quick` takes two minutes at most, `--json` prints all
+figures.
 """
 
 from __future__ import annotations
@@ -35,24 +36,24 @@ from pathlib import Path
 from typing import Any
 
 from slicewise.client import AsyncClient, Client
-from slicewise.control.entries import Role
-from slicewise.control.hardware import PartTurned, Phase
 from slicewise.fakedriver import Machine, build
+from slicewise.journal.agent_entries import PartTurned, Phase
+from slicewise.journal.entries import Role
 
 MODEL, PROFILE = "H200-141GB", "1g.18gb"
 PLAIN_MODEL, PLAIN_PROFILE = "A100-80GB", "1g.10gb"
-"""Nodes without agents, told apart by what they have."""
+"""Nodes without agents have another model, which keeps the two kinds of requests apart."""
 GPUS = 8
 TICK = os.sysconf("SC_CLK_TCK")
 _AT_ONCE = 8
-"""Agents that are started before waiting for them: more would only wait for a core."""
+"""Agents started before waiting for them; more would only compete for the cores."""
 
 
 # Processes
 
 
 class Server:
-    """A process of the service."""
+    """A service process."""
 
     def __init__(self, folder: Path, policy: str) -> None:
         settings = ("limits.requests_per_second=1000000", "log.level=warning", f"policy={policy}")
@@ -74,7 +75,7 @@ class Server:
         self.pid = self._process.pid
 
     def requests(self) -> Counter[str]:
-        """How many requests were answered, by route."""
+        """Return the number of answered requests by route."""
         request = urllib.request.Request(f"{self.url}/metrics")
         request.add_header("authorization", f"Bearer {self.token}")
         with urllib.request.urlopen(request) as answer:
@@ -88,13 +89,13 @@ class Server:
         return counts
 
     def stop(self) -> None:
-        """End it."""
+        """Stop the server."""
         self._process.send_signal(signal.SIGTERM)
         self._process.wait()
 
 
 class Agents:
-    """The agents, each with its machine."""
+    """Agent processes, each with its own machine."""
 
     def __init__(self, folder: Path, server: Server, count: int) -> None:
         self._folder = folder
@@ -105,14 +106,14 @@ class Agents:
         self._count = count
 
     def start(self) -> float:
-        """Start them all, and wait until the service knows them; how long that took."""
+        """Start all agents, wait until the service knows them, and return the seconds that took."""
         begun = time.perf_counter()
         with Client(self._server.url, self._server.token) as admin:
             for number in range(self._count):
                 self._launch(admin, number)
                 if number % _AT_ONCE == _AT_ONCE - 1 or number == self._count - 1:
                     while sum(node.managed and not node.holds for node in admin.nodes()) <= number:
-                        self._insist()
+                        self._check_running()
                         time.sleep(0.05)
         return time.perf_counter() - begun
 
@@ -136,22 +137,22 @@ class Agents:
         self.processes.append(process)
         self.machines.append(machine)
 
-    def _insist(self) -> None:
+    def _check_running(self) -> None:
         for number, process in enumerate(self.processes):
             if process.poll() is not None:
                 log = self._folder / f"node-{number:03}" / "log"
                 raise SystemExit(f"agent {number} has ended: {log.read_text()}")
 
     def instances(self) -> int:
-        """How many there are on all GPUs."""
+        """Return the number of instances on all GPUs."""
         return sum(len(machine.instances()) for machine in self.machines)
 
     def calls(self) -> int:
-        """Calls of the driver."""
+        """Return the number of driver calls."""
         return sum(sum(machine.calls().values()) for machine in self.machines)
 
     def stop(self) -> None:
-        """End them."""
+        """Stop all agents."""
         for process in self.processes:
             process.terminate()
         for process in self.processes:
@@ -159,7 +160,7 @@ class Agents:
 
 
 def cpu_seconds(pids: list[int]) -> float:
-    """The time that processes have used."""
+    """Return the CPU time used by processes."""
     total = 0.0
     for pid in pids:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -168,7 +169,7 @@ def cpu_seconds(pids: list[int]) -> float:
 
 
 def memory_mib(pids: list[int]) -> tuple[float, float]:
-    """What processes hold in the mean: resident, and with what is shared divided among them."""
+    """Return the mean memory of processes: resident, and proportional (shared pages divided)."""
     resident, own = [], []
     for pid in pids:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text()
@@ -178,11 +179,11 @@ def memory_mib(pids: list[int]) -> tuple[float, float]:
     return statistics.mean(resident), statistics.mean(own)
 
 
-# What is measured
+# Measurements
 
 
 def idle(server: Server, agents: Agents, seconds: float) -> dict[str, Any]:
-    """What goes on while nothing happens."""
+    """Measure requests, CPU use and driver calls while there is no work."""
     pids = [process.pid for process in agents.processes]
     count = len(pids)
     before = server.requests(), cpu_seconds([server.pid]), cpu_seconds(pids), agents.calls()
@@ -204,23 +205,23 @@ def idle(server: Server, agents: Agents, seconds: float) -> dict[str, Any]:
 
 
 class Watcher:
-    """Hears from the event stream when instances are active, and when they are gone."""
+    """Records from the event stream when instances become active and when they are gone."""
 
     def __init__(self) -> None:
         self._heard: dict[tuple[str, Phase], asyncio.Future[float]] = {}
 
     def expect(self, allocation: str, phase: Phase) -> asyncio.Future[float]:
-        """The moment at which it comes to that phase."""
+        """Return a future of the time at which an allocation reaches a phase."""
         loop = asyncio.get_running_loop()
         return self._heard.setdefault((allocation, phase), loop.create_future())
 
     def forget(self, allocation: str) -> None:
-        """It is over."""
+        """Remove the futures of an allocation."""
         for phase in (Phase.ACTIVE, Phase.GONE):
             self._heard.pop((allocation, phase), None)
 
     async def follow(self, admin: AsyncClient, after: int) -> None:
-        """Listen for ever."""
+        """Follow the event stream until cancelled."""
         async for event in admin.events(after):
             entry = event.entry
             if isinstance(entry, PartTurned) and entry.phase in (Phase.ACTIVE, Phase.GONE):
@@ -230,7 +231,7 @@ class Watcher:
 
 
 async def load(server: Server, clients: int, seconds: float, managed: bool) -> dict[str, Any]:
-    """Clients that ask, wait, release and ask again: how long each took until it was done."""
+    """Measure clients that each allocate, wait, release, and start again."""
     active: list[float] = []
     answered: list[float] = []
     gone: list[float] = []
@@ -270,7 +271,7 @@ async def load(server: Server, clients: int, seconds: float, managed: bool) -> d
 
 
 def percentiles(seconds: list[float]) -> dict[str, float]:
-    """In milliseconds."""
+    """Return percentiles in milliseconds."""
     ordered = sorted(seconds)
     return {
         f"p{rank}": 1e3 * ordered[min(len(ordered) * rank // 100, len(ordered) - 1)]
@@ -280,7 +281,7 @@ def percentiles(seconds: list[float]) -> dict[str, float]:
 
 @contextmanager
 def site(options: argparse.Namespace) -> Iterator[tuple[Server, Agents]]:
-    """A server, and agents; all of them end."""
+    """Start a server, create its agents, and stop all of them at the end."""
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         folder = Path(name)
         server = Server(folder / "data", options.policy)
@@ -293,14 +294,14 @@ def site(options: argparse.Namespace) -> Iterator[tuple[Server, Agents]]:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Everything, in one run."""
+    """Run all measurements."""
 
-    def say(text: str) -> None:
+    def progress(text: str) -> None:
         if not options.json:
             print(text, flush=True)
 
     with site(options) as (server, agents):
-        say(f"starting {options.agents} agents with {GPUS} GPUs each")
+        progress(f"starting {options.agents} agents with {GPUS} GPUs each")
         found: dict[str, Any] = {
             "cores": os.cpu_count(),
             "python": platform.python_version(),
@@ -317,19 +318,19 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         with Client(server.url, server.token) as admin:
             for number in range(options.agents):
                 admin.add_node(f"plain-{number:03}", PLAIN_MODEL, GPUS)
-        say(f"idle for {options.idle:g} seconds")
+        progress(f"idle for {options.idle:g} seconds")
         found["idle"] = idle(server, agents, options.idle)
         found["load"] = []
         for clients in options.clients:
             for managed in (False, True):
-                say(f"{clients} clients, {'with' if managed else 'without'} agents")
+                progress(f"{clients} clients, {'with' if managed else 'without'} agents")
                 found["load"].append(asyncio.run(load(server, clients, options.seconds, managed)))
         found["instances_left"] = agents.instances()
     return found
 
 
-def tell(found: dict[str, Any]) -> Iterator[str]:
-    """What was measured, for people."""
+def report(found: dict[str, Any]) -> Iterator[str]:
+    """Yield the results as text."""
     quiet, memory = found["idle"], found["agent_memory_mib"]
     yield (
         f"{found['agents']} agents with {found['gpus']} GPUs, {found['cores']} cores, Python "
@@ -368,7 +369,7 @@ def tell(found: dict[str, Any]) -> Iterator[str]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print the results."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--agents", type=int, default=200, help=f"nodes with {GPUS} GPUs each")
     parser.add_argument("--seconds", type=float, default=10.0, help="length of one measurement")
@@ -378,9 +379,9 @@ def main() -> None:
         default=100.0,
         help="seconds to watch idle agents; a poll is open for 25",
     )
-    parser.add_argument("--clients", default="1,8,32", help="how many ask at a time")
-    parser.add_argument("--policy", default="default", help="the policy that places")
-    parser.add_argument("--folder", type=Path, help="where the database is (a real disk)")
+    parser.add_argument("--clients", default="1,8,32", help="numbers of concurrent clients")
+    parser.add_argument("--policy", default="default", help="placement policy")
+    parser.add_argument("--folder", type=Path, help="folder of the database (on a real disk)")
     parser.add_argument("--quick", action="store_true", help="20 agents, a few seconds each")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     options = parser.parse_args()
@@ -391,7 +392,7 @@ def main() -> None:
     if options.agents < 1 or min(options.clients) < 1:
         parser.error("agents and clients must be at least 1")
     found = measure(options)
-    print(json.dumps(found, indent=2) if options.json else "\n".join(tell(found)))
+    print(json.dumps(found, indent=2) if options.json else "\n".join(report(found)))
 
 
 if __name__ == "__main__":

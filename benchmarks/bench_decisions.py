@@ -1,20 +1,20 @@
-"""Does the time of a decision stay the same from a hundred GPUs to a million?
+"""Check that the time of a decision does not grow from a hundred GPUs to a million.
 
-Runs `slicewise bench`'s measurement and prints the ratios that matter, each against something
-measured in the same run: our time at a hundred GPUs, and the paper's scan of all GPUs.
+Runs the measurement of `slicewise bench` and prints two ratios, both within the same run: to our
+time at a hundred GPUs, and to the paper's scan of all GPUs.
 """
 
 from __future__ import annotations
 
 from slicewise import TablePolicy, load_geometry, policy
-from slicewise.sim.bench import Plan, benchmark
-from slicewise.sim.mix import parse_mix
+from slicewise.lab.bench import Plan, benchmark
+from slicewise.lab.mix import parse_mix
 
 SIZES = (100, 1_000, 10_000, 100_000, 1_000_000)
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print the ratios."""
     mfi = policy("mfi")
     assert isinstance(mfi, TablePolicy)
     mix = parse_mix("uniform", load_geometry("A100-80GB"))

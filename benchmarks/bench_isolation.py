@@ -1,13 +1,13 @@
-"""What does one caller's flood cost another tenant?
+"""Measure the effect of one caller's flood of requests on another tenant.
 
 Starts a real `slicewise serve` on SQLite with full sync, registers 10,048 GPUs with 20,000
-allocations, and measures how long a quiet tenant's writes take: alone, and beside each flood, in
-one run. Every ratio is against the quiet tenant alone, measured right before the flood.
+allocations, and measures the latency of a quiet tenant's writes: alone, and during each flood, in
+one run. Every ratio is to the quiet tenant alone, measured right before the flood.
 
-The quiet tenant, a reader of /healthz and the flood are processes of their own. Each connection
-sends its next request when it has the answer to the last; the flood runs at a lower priority, so
-that its own work does not pass for the server's. `--quick` takes seconds on a small cluster,
-`--json` prints everything, and `--source DIR` measures the slicewise in another checkout.
+The quiet tenant, a reader of /healthz and the flood are separate processes. Each connection sends
+its next request when the last is answered. The flood runs at a lower priority, to keep the cost of
+generating it out of the result. `--quick` takes seconds on a small cluster, `--json` prints all
+figures, and `--source DIR` measures slicewise from another checkout.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ PROFILES = ("1g.10gb", "2g.20gb", "1g.10gb", "3g.40gb")
 TARGET_RATIO, TARGET_HEALTH_MS = 10.0, 100.0
 QUIET_PAUSE, HEALTH_PAUSE = 0.01, 0.025
 LIMIT = 1000
-"""Requests a second: the default limit of a tenant."""
+"""Default rate limit of a tenant, in requests per second."""
 
 
-# Requests, and a client that sends them
+# Requests and clients
 
 
 def message(method: str, path: str, token: str, body: object = None) -> bytes:
-    """A request as it goes over the wire."""
+    """Encode an HTTP request."""
     text = "" if body is None else json.dumps(body)
     content = f"content-type: application/json\r\ncontent-length: {len(text)}\r\n" if text else ""
     auth = f"authorization: Bearer {token}\r\n" if token else ""
@@ -68,19 +68,19 @@ def batches(token: str, holds: list[str]) -> Script:
 
 
 def reads(path: str) -> Callable[[str, list[str]], Script]:
-    """The same read again and again."""
+    """Repeat the same read."""
     return lambda token, holds: itertools.repeat(message("GET", path, token))
 
 
 def compares(token: str, holds: list[str]) -> Script:
-    """Compare policies, on another seed each time."""
+    """Compare policies, with another seed each time."""
     while True:
         seed = random.randrange(1 << 30)
         yield message("GET", f"/v1/compare?gpus=64&steps=500&seed={seed}", token)
 
 
 def dry_runs(token: str, holds: list[str]) -> Script:
-    """Ask where a request would go, by eight policies and with all alternatives."""
+    """Dry-run a request with eight policies and all alternatives."""
     names = ("mfi", "mfi-overlap", "first-fit", "best-fit", "worst-fit", "least-lost")
     query = "&".join(f"policy={name}" for name in (*names, "peer-nvidia-dra", "mfi"))
     path = f"/v1/allocations/dry-run?alternatives=50&{query}"
@@ -88,13 +88,13 @@ def dry_runs(token: str, holds: list[str]) -> Script:
 
 
 def guesses(token: str, holds: list[str]) -> Script:
-    """Guess tokens."""
+    """Send random tokens."""
     while True:
         yield message("GET", "/v1/whoami", f"sw_{random.randbytes(16).hex()}")
 
 
 def hellos(token: str, holds: list[str]) -> Script:
-    """Begin a session of an agent, with another geometry each time."""
+    """Start an agent session, with another geometry each time."""
     for number in itertools.count(random.randrange(1 << 30)):
         profiles = [
             {"name": f"{n}g.{n}{number % 997}gb", "size": n, "compute": n, "memory_gb": 10 * n}
@@ -132,7 +132,7 @@ SCRIPTS: dict[str, Callable[[str, list[str]], Script]] = {
 
 
 class Client(asyncio.Protocol):
-    """One connection: asks, waits for the answer, pauses, and asks again."""
+    """One connection that sends a request, waits for the answer, pauses, and repeats."""
 
     def __init__(self, spec: dict[str, Any], tally: Tally, token: str) -> None:
         self._holds: list[str] = []
@@ -148,7 +148,7 @@ class Client(asyncio.Protocol):
         self._ask()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """A flood that was cut off comes back, as a stubborn one would."""
+        """Reconnect, as a stubborn flood would."""
         self._tally.cut += 1
 
     def _ask(self) -> None:
@@ -163,7 +163,7 @@ class Client(asyncio.Protocol):
             if head < 0:
                 return
             at = self._buffer.find(b"content-length: ", 0, head)
-            if at < 0:  # a stream: it only ever goes on
+            if at < 0:  # a stream never completes
                 self._tally.streamed += len(data)
                 self._buffer.clear()
                 return
@@ -182,7 +182,7 @@ class Client(asyncio.Protocol):
 
 
 class Tally:
-    """What was answered, and how long it took."""
+    """Statuses and latencies of the answers."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -194,7 +194,7 @@ class Tally:
         self.seconds.append(seconds)
         self.statuses[status] += 1
 
-    def told(self) -> dict[str, Any]:
+    def result(self) -> dict[str, Any]:
         found = sorted(self.seconds)
         at = {
             p: found[min(len(found) - 1, len(found) * p // 100)] if found else 0 for p in (50, 99)
@@ -211,7 +211,7 @@ class Tally:
 
 
 async def ask(spec: dict[str, Any]) -> dict[str, Any]:
-    """Ask for a while with so many clients."""
+    """Run the clients of a specification for its duration."""
     loop, tally = asyncio.get_running_loop(), Tally()
     tokens = itertools.cycle(spec["tokens"])
     clients = []
@@ -219,17 +219,17 @@ async def ask(spec: dict[str, Any]) -> dict[str, Any]:
         made = lambda: Client(spec, tally, next(tokens))  # noqa: E731
         clients.append((await loop.create_connection(made, *spec["address"]))[0])
     await asyncio.sleep(spec["seconds"])
-    said = tally.told()
+    result = tally.result()
     for transport in clients:
         transport.abort()
-    return said
+    return result
 
 
-# The server
+# Server
 
 
 class Server:
-    """A process of the service in a folder, on a furnished cluster."""
+    """A service process with a populated cluster."""
 
     def __init__(self, folder: Path, source: Path) -> None:
         run = "from slicewise.cli.main import run; run()"
@@ -243,15 +243,15 @@ class Server:
             env=os.environ | {"PYTHONPATH": str(source / "src")},
         )
         assert self._process.stdout is not None
-        said = self._process.stdout.readline()
-        if "leading at" not in said:
+        line = self._process.stdout.readline()
+        if "leading at" not in line:
             raise SystemExit("the server did not start")
-        host, port = said.split("http://")[1].split(",")[0].split(":")
+        host, port = line.split("http://")[1].split(",")[0].split(":")
         self.address = host, int(port)
         self._admin = (folder / "admin-token").read_text().strip()
 
     def ask(self, method: str, path: str, body: object = None, token: str = "") -> Any:
-        """Ask, as the admin unless told otherwise."""
+        """Send a request, as the admin by default."""
         headers = {"authorization": f"Bearer {token or self._admin}"}
         if body is not None:
             headers["content-type"] = "application/json"
@@ -264,8 +264,8 @@ class Server:
             raise SystemExit(f"{method} {path}: {text}")
         return json.loads(text)
 
-    def furnish(self, gpus: int, allocations: int) -> None:
-        """Register nodes and tenants, and have the busy tenants' allocations placed."""
+    def populate(self, gpus: int, allocations: int) -> None:
+        """Register nodes and tenants, and place the busy tenants' allocations."""
         for number in range(gpus // NODE_GPUS):
             body = {"name": f"node-{number:05}", "model": MODEL, "gpus": NODE_GPUS}
             self.ask("POST", "/v1/nodes", body)
@@ -281,16 +281,21 @@ class Server:
             self.ask("POST", "/v1/allocations/batch", {"allocations": some}, token)
 
     def token(self, **terms: str) -> str:
-        """A new token."""
+        """Issue a token."""
         made: str = self.ask("POST", "/v1/tokens", terms)["token"]
         return made
 
     def memory(self) -> float:
-        """Resident memory in MB: the most since it was last asked."""
+        """Return the peak resident memory in MB since the last call."""
         status = Path(f"/proc/{self._process.pid}/status").read_text()
         Path(f"/proc/{self._process.pid}/clear_refs").write_text("5")
         (line,) = (line for line in status.splitlines() if line.startswith("VmHWM"))
         return int(line.split()[1]) / 1024
+
+    def processor_seconds(self) -> float:
+        """Processor time of the service so far, user and system together."""
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def __enter__(self) -> Server:
         return self
@@ -301,7 +306,7 @@ class Server:
 
 
 class Process:
-    """Clients in a process of their own, for one measurement."""
+    """Clients in a separate process, for one measurement."""
 
     def __init__(self, spec: dict[str, Any], nice: int = 0) -> None:
         self._process = subprocess.Popen(
@@ -310,18 +315,18 @@ class Process:
             text=True,
         )
 
-    def told(self) -> dict[str, Any]:
-        """What came of it."""
+    def result(self) -> dict[str, Any]:
+        """Wait for the process and return its result."""
         out, _ = self._process.communicate(timeout=600)
         said: dict[str, Any] = json.loads(out)
         return said
 
 
-# Measuring
+# Measurements
 
 
 def floods(server: Server) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Every flood: its name, and the clients that make it."""
+    """Return every flood: its name, and the clients that produce it."""
     busy = [server.token(role="tenant", tenant="busy")]
     greedy = [server.token(role="tenant", tenant="greedy")]
     agents = [server.token(role="agent", node=f"hostile-{n}") for n in range(4)]
@@ -346,45 +351,45 @@ def floods(server: Server) -> Iterator[tuple[str, list[dict[str, Any]]]]:
 
 
 def measure(server: Server, seconds: float, flood: list[dict[str, Any]], nice: int = 10) -> Any:
-    """The quiet tenant, health and memory, beside a flood."""
+    """Measure the quiet tenant, health checks and memory during a flood."""
     address = {"address": server.address}
     begun = [
         Process(spec | address | {"seconds": seconds + 2.0}, nice) for spec in flood
-    ]  # before and after the others
+    ]  # before and after the other clients
     time.sleep(1.0 if flood else 0.0)
     server.memory()
     rest = {"clients": 1, "seconds": seconds, **address}
     token = [server.token(role="tenant", tenant="quiet")]
     quiet = Process({"script": "submits", "tokens": token, "pause": QUIET_PAUSE, **rest})
     health = Process({"script": "health", "tokens": [""], "pause": HEALTH_PAUSE, **rest})
-    found = {"quiet": quiet.told(), "health": health.told(), "memory": server.memory()}
-    return found | {"flood": [process.told() for process in begun]}
+    found = {"quiet": quiet.result(), "health": health.result(), "memory": server.memory()}
+    return found | {"flood": [process.result() for process in begun]}
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Everything, in one run."""
+    """Run all measurements."""
     found: dict[str, Any] = {"gpus": options.gpus, "allocations": options.allocations, "floods": {}}
     with (
         tempfile.TemporaryDirectory(dir=options.folder) as folder,
         Server(Path(folder), options.source) as server,
     ):
-        server.furnish(options.gpus, options.allocations)
+        server.populate(options.gpus, options.allocations)
         for name, flood in floods(server):
             if options.only and options.only not in name:
                 continue
             if not options.json:
                 print(f"measuring: {name}", file=sys.stderr, flush=True)
             alone = measure(server, options.seconds, [])
-            beside = measure(server, options.seconds, flood)
-            found["floods"][name] = {"alone": alone, "beside": beside}
+            during = measure(server, options.seconds, flood)
+            found["floods"][name] = {"alone": alone, "during": during}
     return found
 
 
 def rows(found: dict[str, Any]) -> Iterator[str]:
-    """The table."""
+    """Yield the rows of the table."""
     yield f"{found['gpus']:,} GPUs, {found['allocations']:,} allocations; milliseconds"
     yield (
-        f"  {'':25} {'quiet alone':>13} {'beside the flood':>17} {'p99':>6}  {'health':>7} "
+        f"  {'':25} {'quiet alone':>13} {'during the flood':>17} {'p99':>6}  {'health':>7} "
         f"{'memory':>7}  the flood's"
     )
     yield (
@@ -392,31 +397,31 @@ def rows(found: dict[str, Any]) -> Iterator[str]:
         f"{'MB':>7}  answers a second"
     )
     for name, pair in found["floods"].items():
-        alone, beside = pair["alone"]["quiet"], pair["beside"]["quiet"]
-        ratio = beside["p99"] / alone["p99"] if alone["p99"] else float("nan")
-        health = pair["beside"]["health"]["max"]
+        alone, during = pair["alone"]["quiet"], pair["during"]["quiet"]
+        ratio = during["p99"] / alone["p99"] if alone["p99"] else float("nan")
+        health = pair["during"]["health"]["max"]
         statuses: Counter[str] = Counter()
-        for one in pair["beside"]["flood"]:
+        for one in pair["during"]["flood"]:
             statuses.update(one["statuses"])
         rate = sum(statuses.values()) / (found["seconds"] + 2.0)
         seen = ", ".join(f"{status}: {count}" for status, count in sorted(statuses.items()))
         missed = [] if ratio <= TARGET_RATIO else ["p99 missed"]
         missed += [] if health <= TARGET_HEALTH_MS else ["health missed"]
         yield (
-            f"  {name:25} {alone['p50']:6.1f} {alone['p99']:6.1f} {beside['p50']:9.1f} "
-            f"{beside['p99']:7.1f} {ratio:6.1f}  {health:7.1f} {pair['beside']['memory']:7.0f}  "
+            f"  {name:25} {alone['p50']:6.1f} {alone['p99']:6.1f} {during['p50']:9.1f} "
+            f"{during['p99']:7.1f} {ratio:6.1f}  {health:7.1f} {pair['during']['memory']:7.0f}  "
             f"{rate:.0f} ({seen}) {', '.join(missed)}"
         )
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print the results."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--seconds", type=float, default=5.0, help="length of one measurement")
     parser.add_argument("--gpus", type=int, default=10_048)
     parser.add_argument("--allocations", type=int, default=20_000)
-    parser.add_argument("--only", help="the floods whose name contains this")
-    parser.add_argument("--folder", type=Path, help="where the database is (a real disk)")
+    parser.add_argument("--only", help="only floods with this text in their name")
+    parser.add_argument("--folder", type=Path, help="folder of the database (on a real disk)")
     parser.add_argument("--source", type=Path, default=Path(__file__).resolve().parents[1])
     parser.add_argument("--quick", action="store_true", help="short, on 800 GPUs")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")

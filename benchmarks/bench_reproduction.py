@@ -1,8 +1,8 @@
-"""How fast is the compiled reproduction? As a ratio to the readable engine and the reference.
+"""Measure the speed of the compiled reproduction relative to the engine and the reference.
 
-Runs all 20 combinations of the published experiment compiled, on all cores as `reproduce` does
-and on one; then the engine and the plain reference do a sample of the same runs in this very
-process. Prints seconds for orientation; the ratios are what counts.
+Runs all 20 combinations of the published experiment compiled, on all cores as `reproduce` does and
+on one. The engine and the plain reference then run a sample of the same runs in the same process.
+The ratios are the result; the seconds are for orientation.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from collections import defaultdict
 
 from slicewise import Request, load_geometry, policy
 from slicewise.cli.reproduce import GPUS, SCHEMES
+from slicewise.lab.experiment import Published
+from slicewise.lab.mix import PUBLISHED, parse_mix
+from slicewise.lab.runner import run_experiment
+from slicewise.lab.workload import fill_up, run_generator
 from slicewise.policies.reference import Decision, ReferenceGpu, ReferenceScheduler
-from slicewise.sim.experiment import Published
-from slicewise.sim.mix import PUBLISHED, parse_mix
-from slicewise.sim.runner import run_experiment
-from slicewise.sim.workload import fill_up, run_generator
 
 
 def ignore(units: int) -> None:
-    """Nobody watches."""
+    """Ignore progress."""
 
 
 def whole(runs: int, workers: int | None, on_engine: bool = False) -> float:
-    """Seconds a run of one combination takes, on average over all of them."""
+    """Return the mean seconds per run of one combination."""
     geometry = load_geometry("A100-80GB")
     mixes = tuple(parse_mix(name, geometry) for name in PUBLISHED)
     policies = tuple(policy(name) for name in SCHEMES)
@@ -36,7 +36,7 @@ def whole(runs: int, workers: int | None, on_engine: bool = False) -> float:
 
 
 def by_reference() -> float:
-    """Seconds the plain reference takes for one run of MFI on one mix."""
+    """Return the seconds the plain reference takes for one run of MFI on one mix."""
     geometry = load_geometry("A100-80GB")
     mix = parse_mix("uniform", geometry)
     experiment = Published((mix,), (policy("mfi"),), GPUS, 1, 1)
@@ -54,9 +54,9 @@ def by_reference() -> float:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print the ratios."""
     runs = int(sys.argv[1]) if len(sys.argv) > 1 else 500
-    whole(1, 1)  # compiles, or loads what was compiled
+    whole(1, 1)  # compile, or load the compiled code
     combinations = len(PUBLISHED) * len(SCHEMES)
     together = whole(runs, None)
     alone = whole(runs, 1)

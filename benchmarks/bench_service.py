@@ -1,17 +1,16 @@
-"""How many durable requests does the service answer, next to what its stack could answer at best?
+"""Measure durable requests per second, relative to the most that the HTTP stack could answer.
 
-Starts a real `slicewise serve` on SQLite with full sync, registers 10,000 GPUs, and asks it from a
-second process over HTTP/1.1 with connections that stay open. Each of them sends its next request
-when it has the answer to the last. Every ratio is between two measurements of the same run:
+Starts a real `slicewise serve` on SQLite with full sync, registers 10,000 GPUs, and loads it from a
+second process over persistent HTTP/1.1 connections. Each connection sends its next request when the
+last is answered. Every ratio is between two measurements of the same run:
 
-- durable allocate and release, against the same requests to an endpoint of the same stack, in the
-  same process, that does everything but decide and store;
-- group commit, against a commit for every request: as an ordinary transaction, and by the one
-  statement that the service's own commits are.
+- durable allocate and release, against the same requests to an endpoint of the same stack and
+  process that does everything except deciding and storing;
+- group commit, against a commit for every request.
 
-The clients are in service_load.py, the endpoint in service_no_op.py, the ordinary transaction in
-service_transaction.py, the writer without HTTP in service_writer.py. `--quick` takes seconds,
-`--json` prints everything, and `--profile` says where the server's time goes.
+service_load.py has the clients, service_no_op.py the endpoint, service_writer.py the commit loop
+without HTTP. `--quick` takes seconds, `--json` prints all figures, and `--profile` prints where the
+server spends its time.
 """
 
 from __future__ import annotations
@@ -39,13 +38,12 @@ from pathlib import Path
 from typing import Any
 
 from slicewise.cli import main as cli
-from slicewise.control.writer import MAX_BATCH, Writer
-from slicewise.service import plant, service
-from slicewise.service.table import ROUTES
-from slicewise.store.sqlite import SqliteStore
+from slicewise.runtime import runtime as runtime
+from slicewise.runtime.commit_loop import MAX_BATCH, CommitLoop
+from slicewise.server import service
+from slicewise.server.routes.table import ROUTES
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))  # a script sees its own folder only
-from benchmarks import service_transaction
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # a script sees only its own folder
 from benchmarks.service_no_op import no_op_routes
 from benchmarks.service_writer import (
     MODEL,
@@ -58,10 +56,9 @@ from benchmarks.service_writer import (
 
 TENANT = "acme"
 TARGET_RATIO, TARGET_GROUP = 0.5, 5.0
-GROUP, TRANSACTION, STATEMENT = "group", "transaction", "statement"
+GROUP, TRANSACTION = "group", "transaction"
 SINGLE = {
-    TRANSACTION: "a commit for every request, as an ordinary transaction",
-    STATEMENT: "a commit for every request, by one statement, as the service's own are",
+    TRANSACTION: "a commit for every request",
 }
 NO_OP, BARE, WHOAMI, DURABLE = "no-op", "bare", "whoami", "durable"
 WITHOUT_KEY = "durable without key"
@@ -74,17 +71,16 @@ WHAT = {
 }
 
 
-# The server, as it is or with something done to it
+# The server, plain or instrumented
 
 
-def serve_otherwise(how: str, arguments: list[str]) -> None:
-    """Serve as it is, with a commit for every request, or with a profile of the event loop."""
+def serve_instrumented(how: str, arguments: list[str]) -> None:
+    """Serve with group commit, with a commit for every request, or with a profiled event loop."""
     setattr(service, "ROUTES", (*ROUTES, *no_op_routes()))  # noqa: B010 - it is no export
     if how in (GROUP, *SINGLE):
         if how in SINGLE:
-            setattr(plant, "Writer", partial(Writer, max_batch=1))  # noqa: B010 - it is no export
-        if how == TRANSACTION:
-            setattr(SqliteStore, "append", service_transaction.append)  # noqa: B010
+            single = partial(CommitLoop, max_batch=1)
+            setattr(runtime, "CommitLoop", single)  # noqa: B010 - it is no export
         cli.run(arguments)
     profile = cProfile.Profile()
 
@@ -98,10 +94,10 @@ def serve_otherwise(how: str, arguments: list[str]) -> None:
 
 
 class Server:
-    """A process of the service in a folder."""
+    """A service process."""
 
     def __init__(self, folder: Path, how: str = GROUP) -> None:
-        script = [__file__, "--serve-otherwise", how]
+        script = [__file__, "--serve-instrumented", how]
         settings = ("limits.requests_per_second=1000000", "log.level=warning")
         self._process = subprocess.Popen(
             [
@@ -113,18 +109,18 @@ class Server:
             text=True,
         )
         assert self._process.stdout is not None
-        said = self._process.stdout.readline()
-        if "leading at" not in said:
+        line = self._process.stdout.readline()
+        if "leading at" not in line:
             raise SystemExit("the server did not start")
-        self.host = said.split("http://")[1].split(",")[0]
+        self.host = line.split("http://")[1].split(",")[0]
         self.address = self.host.split(":")[0], int(self.host.split(":")[1])
         self._admin = (folder / "admin-token").read_text().strip()
         self.token = ""
-        """Of the tenant who asks, once there is one."""
+        """Token of the tenant that sends the load, once it exists."""
         self._connection = http.client.HTTPConnection(*self.address)
 
     def ask(self, method: str, path: str, body: object = None) -> Any:
-        """Ask as the admin."""
+        """Send a request as the admin."""
         headers = {"authorization": f"Bearer {self._admin}", "content-type": "application/json"}
         content = None if body is None else json.dumps(body)
         self._connection.request(method, path, content, headers)
@@ -134,8 +130,8 @@ class Server:
             raise SystemExit(f"{method} {path}: {text}")
         return json.loads(text) if text.startswith("{") else text
 
-    def furnish(self, gpus: int, instances: int) -> None:
-        """Register nodes and a tenant, and have something placed already."""
+    def populate(self, gpus: int, instances: int) -> None:
+        """Register nodes and a tenant, and place some allocations."""
         self._connection.connect()
         assert self._connection.sock is not None
         self._connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -149,7 +145,7 @@ class Server:
             self.ask("POST", "/v1/allocations/batch", {"allocations": some})
 
     def counters(self) -> dict[str, float]:
-        """What it has counted of its batches, and the processor time of its threads."""
+        """Return the metrics of the server's batches, and the CPU time of its threads."""
         found = {}
         for line in self.ask("GET", "/metrics").splitlines():
             name, _, value = line.partition(" ")
@@ -162,7 +158,7 @@ class Server:
         return found
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal."""
+        """Send a signal to the process."""
         self._process.send_signal(number)
 
     def __enter__(self) -> Server:
@@ -173,11 +169,11 @@ class Server:
         self._process.wait()
 
 
-# Measuring
+# Measurements
 
 
 class Bench:
-    """Measures points: something asked for by so many clients, for a while."""
+    """Measures points: one kind of request, from a number of clients, for some seconds."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -190,7 +186,7 @@ class Bench:
         )
 
     def point(self, server: Server, what: str, clients: int) -> dict[str, Any]:
-        """Measure one."""
+        """Measure one point."""
         assert self._generator.stdin is not None
         assert self._generator.stdout is not None
         spec = {
@@ -204,18 +200,18 @@ class Bench:
         }
         before = server.counters()
         print(json.dumps(spec), file=self._generator.stdin, flush=True)
-        said = json.loads(self._generator.stdout.readline())
+        found = json.loads(self._generator.stdout.readline())
         after = server.counters()
         spent = {name: after[name] - before.get(name, 0.0) for name in after}
         known = {"200", "201", "409"}
-        if not said["requests"] or set(said["statuses"]) - known:
-            raise SystemExit(f"{what} with {clients} clients: {said['statuses']}")
+        if not found["requests"] or set(found["statuses"]) - known:
+            raise SystemExit(f"{what} with {clients} clients: {found['statuses']}")
         batches = spent["slicewise_batch_size_count"]
-        return {"what": what, "clients": clients, **said} | {
+        return {"what": what, "clients": clients, **found} | {
             "cpu_us": {
-                "loop": 1e6 * spent["cpu_loop"] / said["answered"],
-                "others": 1e6 * spent["cpu_others"] / said["answered"],
-                "clients": 1e6 * said["generator_seconds"] / said["answered"],
+                "loop": 1e6 * spent["cpu_loop"] / found["answered"],
+                "others": 1e6 * spent["cpu_others"] / found["answered"],
+                "clients": 1e6 * found["generator_seconds"] / found["answered"],
             },
             "batch": spent["slicewise_batch_size_sum"] / batches if batches else None,
             "decide_ms": 1e3 * spent["slicewise_decide_seconds_sum"] / batches if batches else None,
@@ -232,13 +228,13 @@ class Bench:
 
 
 def middle(points: list[dict[str, Any]]) -> dict[str, Any]:
-    """The point of several rounds with the median rate."""
+    """Return the point with the median rate."""
     ordered = sorted(points, key=lambda point: float(point["per_second"]))
     return ordered[(len(ordered) - 1) // 2]
 
 
 def sync_ms(folder: Path) -> float:
-    """How long it takes here to make 4 KiB durable, in the median."""
+    """Return the median time to make 4 KiB durable on this disk."""
     took = []
     with (folder / "probe").open("wb", buffering=0) as file:
         for _ in range(100):
@@ -249,11 +245,11 @@ def sync_ms(folder: Path) -> float:
     return statistics.median(took)
 
 
-# Telling
+# Report
 
 
 def rows(points: list[dict[str, Any]]) -> Iterator[str]:
-    """The table."""
+    """Yield the rows of the table."""
     yield (
         f"  {'':19} {'clients':>7} {'requests/s':>10}   {'p50':>7} {'p90':>7} {'p99':>7} "
         f"{'max':>7} ms   {'batch':>5}  {'decide':>6} {'commit':>6} ms   "
@@ -274,22 +270,22 @@ def rows(points: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def verdict(value: float, target: float) -> str:
-    """A ratio and its target."""
+    """Format a ratio and its target."""
     return f"{value:.2f} (target {target:g}: {'met' if value >= target else 'missed'})"
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print the results."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--seconds", type=float, default=2.0, help="length of one measurement")
-    parser.add_argument("--rounds", type=int, default=3, help="of which the median is told")
-    parser.add_argument("--clients", default="1,8,32,128", help="how many ask at a time")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds (the median is reported)")
+    parser.add_argument("--clients", default="1,8,32,128", help="numbers of concurrent clients")
     parser.add_argument("--gpus", type=int, default=10_000)
-    parser.add_argument("--instances", type=int, default=10_000, help="placed beforehand")
-    parser.add_argument("--folder", type=Path, help="where the database is (a real disk)")
+    parser.add_argument("--instances", type=int, default=10_000, help="placed in advance")
+    parser.add_argument("--folder", type=Path, help="folder of the database (on a real disk)")
     parser.add_argument("--quick", action="store_true", help="one short round on 1,000 GPUs")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
-    parser.add_argument("--profile", action="store_true", help="say where the time goes instead")
+    parser.add_argument("--profile", action="store_true", help="print a profile instead")
     options = parser.parse_args()
     if options.quick:
         options.seconds, options.rounds = min(options.seconds, 0.5), 1
@@ -303,11 +299,11 @@ def main() -> None:
     if options.json:
         print(json.dumps(found, indent=2))
     else:
-        print("\n".join(tell(found)))
+        print("\n".join(report(found)))
 
 
 def measure(folder: Path, clients: list[int], options: argparse.Namespace) -> dict[str, Any]:
-    """Everything, in one run."""
+    """Run all measurements."""
     found: dict[str, Any] = {
         "machine": {
             "cores": os.cpu_count(),
@@ -319,29 +315,30 @@ def measure(folder: Path, clients: list[int], options: argparse.Namespace) -> di
         "gpus": options.gpus,
         "instances": options.instances,
     }
-    say = _progress(not options.json)
+    progress = _progress(not options.json)
     most = max(clients)
     with Bench(options.seconds) as bench, ExitStack() as ends:
-        say(f"registering {options.gpus:,} GPUs")
+        progress(f"registering {options.gpus:,} GPUs")
         servers = {how: ends.enter_context(Server(folder / how, how)) for how in (GROUP, *SINGLE)}
         for server in servers.values():
-            server.furnish(options.gpus, options.instances)
+            server.populate(options.gpus, options.instances)
         grid = [
             *((GROUP, what, n) for n in clients for what in (NO_OP, BARE, WHOAMI, DURABLE)),
             (GROUP, WITHOUT_KEY, most),
             *((how, DURABLE, n) for how in SINGLE for n in clients if n > 1),
         ]
-        # In rounds, so that what else the machine does meets them all alike.
+        # In rounds, so that other activity on the machine affects all points equally.
         taken: dict[tuple[str, str, int], list[dict[str, Any]]] = {one: [] for one in grid}
         for _, one in itertools.product(range(options.rounds), grid):
             how, what, count = one
-            say(f"{what}, {count} clients" + (f", {SINGLE[how]}" if how in SINGLE else ""))
+            progress(f"{what}, {count} clients" + (f", {SINGLE[how]}" if how in SINGLE else ""))
             taken[one].append(bench.point(servers[how], what, count))
     found["points"] = [middle(some) for (how, *_), some in taken.items() if how == GROUP]
     found["single"] = {
-        how: [middle(some) for (whose, *_), some in taken.items() if whose == how] for how in SINGLE
+        how: [middle(some) for (server, *_), some in taken.items() if server == how]
+        for how in SINGLE
     }
-    say("the writer alone")
+    progress("the commit loop alone")
     found["writer"] = [
         {
             "clients": most,
@@ -350,21 +347,21 @@ def measure(folder: Path, clients: list[int], options: argparse.Namespace) -> di
         }
         for length, turn in itertools.product([options.seconds], range(options.rounds))
     ]
-    say("")
+    progress("")
     found["machine"]["load_average"].append(os.getloadavg())
     return found | {"ratios": ratios(found)}
 
 
 def _progress(shown: bool) -> Callable[[str], None]:
-    def say(text: str) -> None:
+    def progress(text: str) -> None:
         if shown and sys.stderr.isatty():
             print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
-    return say
+    return progress
 
 
 def ratios(found: dict[str, Any]) -> dict[str, Any]:
-    """What is asked of the service: durable to no-op, and group commit to single."""
+    """Return the ratios with a target: durable to no-op, and group commit to single."""
     rate = {(point["what"], point["clients"]): point["per_second"] for point in found["points"]}
     loop = {(point["what"], point["clients"]): point["cpu_us"]["loop"] for point in found["points"]}
     clients = sorted({count for _, count in rate})
@@ -384,16 +381,16 @@ def ratios(found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def tell(found: dict[str, Any]) -> Iterator[str]:
-    """The results for people."""
-    machine, told = found["machine"], found["ratios"]
+def report(found: dict[str, Any]) -> Iterator[str]:
+    """Yield the results as text."""
+    machine, ratio_of = found["machine"], found["ratios"]
     begun, ended = machine["load_average"]
     yield (
         f"{machine['cores']} cores, load average {begun[0]:.1f} before and {ended[0]:.1f} after, "
         f"Python {machine['python']}, SQLite {machine['sqlite']}"
     )
     yield f"4 KiB are durable after {machine['sync_ms']:.2f} ms (median)"
-    yield f"{found['gpus']:,} GPUs, {found['instances']:,} instances placed beforehand"
+    yield f"{found['gpus']:,} GPUs, {found['instances']:,} instances placed in advance"
     for name, text in WHAT.items():
         yield f"  {name:19} {text}"
     yield from rows(found["points"])
@@ -401,14 +398,17 @@ def tell(found: dict[str, Any]) -> Iterator[str]:
         yield f"  {SINGLE[how]}:"
         yield from itertools.islice(rows(points), 1, None)
     yield "durable requests to no-op requests, at the same number of clients:"
-    for clients, ratio in told["durable_to_no_op"].items():
-        other, loop = told["durable_to_bare"][clients], told["loop_no_op_to_durable"][clients]
+    for clients, ratio in ratio_of["durable_to_no_op"].items():
+        other, loop = (
+            ratio_of["durable_to_bare"][clients],
+            ratio_of["loop_no_op_to_durable"][clients],
+        )
         yield (
             f"  {clients:7} {verdict(ratio, TARGET_RATIO)}, to the bare one {other:.2f}; "
             f"by time of the event loop {loop:.2f}"
         )
-    yield f"  the best of each: {verdict(told['best_to_best'], TARGET_RATIO)}"
-    for how, by_clients in told["group_to_single"].items():
+    yield f"  the best of each: {verdict(ratio_of['best_to_best'], TARGET_RATIO)}"
+    for how, by_clients in ratio_of["group_to_single"].items():
         yield f"group commit to {SINGLE[how]}:"
         for clients, ratio in by_clients.items():
             yield f"  {clients:7} {verdict(ratio, TARGET_GROUP)} over HTTP"
@@ -416,16 +416,16 @@ def tell(found: dict[str, Any]) -> Iterator[str]:
     group = statistics.median(pair["group_per_second"] for pair in found["writer"])
     single = statistics.median(pair["single_per_second"] for pair in found["writer"])
     yield (
-        f"  {pair['clients']:7} {verdict(told['group_to_single_writer'], TARGET_GROUP)} in the "
-        f"writer alone: {group:,.0f} and {single:,.0f} requests/s"
+        f"  {pair['clients']:7} {verdict(ratio_of['group_to_single_writer'], TARGET_GROUP)} in the "
+        f"commit loop alone: {group:,.0f} and {single:,.0f} requests/s"
     )
 
 
 def profiles(folder: Path, clients: int, options: argparse.Namespace) -> Iterator[str]:
-    """Where the time of the event loop goes, and that of the writer; profiling makes both slow."""
+    """Yield profiles of the event loop and of the commit loop; profiling slows both down."""
     kept = folder / "profile"
     with Bench(options.seconds) as bench, Server(folder / "server", str(kept)) as server:
-        server.furnish(options.gpus, options.instances)
+        server.populate(options.gpus, options.instances)
         server.signal(signal.SIGUSR1)
         point = bench.point(server, DURABLE, clients)
         server.signal(signal.SIGUSR2)
@@ -434,12 +434,12 @@ def profiles(folder: Path, clients: int, options: argparse.Namespace) -> Iterato
     yield from _costs(pstats.Stats(str(kept)), rate)
     rate = options.seconds + WARM_UP_SECONDS
     rate *= measure_writer(folder / "w", MAX_BATCH, clients, options.seconds, ProfiledWriter)
-    yield f"the writer alone, {clients} clients, microseconds a request:"
+    yield f"the commit loop alone, {clients} clients, microseconds a request:"
     yield from _costs(pstats.Stats(ProfiledWriter.profile), rate)
 
 
 def _costs(stats: pstats.Stats, requests: float) -> Iterator[str]:
-    """The most expensive functions by what they cost themselves."""
+    """Yield the functions with the highest own time."""
     known = stats.stats.items()  # type: ignore[attr-defined]
     costly = sorted(known, key=lambda item: -float(item[1][2]))
     yield f"  {'itself':>8} {'with all':>8} {'calls':>6}"
@@ -452,7 +452,7 @@ def _costs(stats: pstats.Stats, requests: float) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--serve-otherwise"]:
-        serve_otherwise(sys.argv[2], sys.argv[3:])
+    if sys.argv[1:2] == ["--serve-instrumented"]:
+        serve_instrumented(sys.argv[2], sys.argv[3:])
     else:
         main()

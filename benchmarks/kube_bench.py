@@ -1,16 +1,17 @@
-"""Does slicewise let more pods run on a Kubernetes cluster than the stock scheduler, and how fast?
+"""Compare slicewise with the stock scheduler on a Kubernetes cluster: pods running, and speed.
 
-Against a real control plane (`tests/k8s/plane.py`), in one run:
+Runs against a real control plane (`tests/kubernetes_e2e/plane.py`):
 
-- stream: the same pods, once with NVIDIA's class, where kube-scheduler takes the first device that
-  matches, and once with slicewise's; each on a fresh control plane: pods running, slices in use,
-  pods that are stuck or give up, fragmentation, time to running, and the speed of a first burst;
-- waiting (`--waiting`): pods wait for GPUs that become free one by one: how soon they are in use;
-- scale (`--scale`): a thousand nodes of eight GPUs: how long publishing takes, the controller's
-  memory, its start until it decides, decisions a second.
+- stream: the same pods, once with NVIDIA's class, where kube-scheduler takes the first matching
+  device, and once with slicewise's; each on a fresh control plane. Measures pods running, slices in
+  use, pods that are stuck or give up, fragmentation, time to running, and the speed of a burst;
+- waiting (`--waiting`): pods wait for GPUs that become free one by one; measures how soon they are
+  in use again;
+- scale (`--scale`): a thousand nodes of eight GPUs; measures publishing, the controller's memory,
+  its start-up time, and decisions per second.
 
-Run it from the root of the project, with nothing else on the machine. What is known is written to
-FILE after each stream; with a FILE that is there already it goes on where it stopped.
+Run it from the root of the project, with nothing else on the machine. Results are written to FILE
+after each stream; with an existing FILE it continues where it stopped.
 
     .venv/bin/python -m benchmarks.kube_bench [--quick] [--seeds 1 2 3] [--json FILE]
 """
@@ -34,7 +35,7 @@ from benchmarks.kube_table import table, tell_stream
 from benchmarks.kube_waiting import waiting
 
 from slicewise import load_geometry
-from slicewise.sim.mix import PUBLISHED, parse_mix
+from slicewise.lab.mix import PUBLISHED, parse_mix
 
 SIDES = ("stock", "slicewise")
 SCALE_MODEL = "H100-80GB"
@@ -42,11 +43,11 @@ SETTINGS = (
     "nodes", "gpus", "model", "rate", "seconds", "burst",
     "wave", "turnovers", "together", "step", "patience", "cpus",
 )  # fmt: skip
-"""What must be the same for results to be in one file."""
+"""Options that must be equal for results to share a file."""
 
 
 def streams(options: argparse.Namespace, keep: dict[str, Any]) -> None:
-    """All streams, one after the other; what is found is written down as it comes."""
+    """Run all streams one after the other, and save each result."""
     geometry = load_geometry(options.model)
     wanted = [
         (seed, load, name, side)
@@ -92,7 +93,7 @@ def streams(options: argparse.Namespace, keep: dict[str, Any]) -> None:
 
 
 def so_far(options: argparse.Namespace) -> dict[str, Any]:
-    """What an earlier run has written down, or nothing yet."""
+    """Return the saved results of an earlier run, or an empty result."""
     settings = {name: str(getattr(options, name)) for name in SETTINGS}
     if options.json and options.json.exists():
         keep: dict[str, Any] = json.loads(options.json.read_text())
@@ -112,12 +113,12 @@ def so_far(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def say(text: str) -> None:
-    """Tell at once how far it is."""
+    """Print progress immediately."""
     print(text, flush=True)
 
 
 def save(options: argparse.Namespace, keep: dict[str, Any]) -> None:
-    """Write down what is known so far."""
+    """Save the results so far."""
     if options.json:
         draft = options.json.with_suffix(".draft")
         draft.write_text(json.dumps(keep, indent=1) + "\n")
@@ -125,7 +126,7 @@ def save(options: argparse.Namespace, keep: dict[str, Any]) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options."""
+    """Return the parser of the options."""
     made = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     made.add_argument("--nodes", type=int, default=50)
     made.add_argument("--gpus", type=int, default=8, help="on each node")
@@ -134,30 +135,28 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--sides", nargs="+", default=list(SIDES))
     made.add_argument("--loads", nargs="+", type=float, default=[1.0])
     made.add_argument("--seeds", nargs="+", type=int, default=[1])
-    made.add_argument("--rate", type=float, default=1.0, help="pods a second")
+    made.add_argument("--rate", type=float, default=1.0, help="pods per second")
     made.add_argument("--seconds", type=float, default=60.0, help="of the open stream")
     made.add_argument("--burst", type=int, default=40, help="pods into the empty cluster")
     made.add_argument("--wave", type=int, default=5, help="nodes that age at a time; 0: all")
     made.add_argument("--turnovers", type=float, default=1.5, help="mean lifetimes of ageing")
-    made.add_argument("--together", type=float, default=0.375, help="the same with all nodes open")
-    made.add_argument("--step", type=float, default=1 / 16, help="mean lifetimes at once")
+    made.add_argument("--together", type=float, default=0.375, help="the same, with all nodes")
+    made.add_argument("--step", type=float, default=1 / 16, help="mean lifetimes per step")
     made.add_argument(
         "--patience", type=float, default=30.0, help="seconds until a pod gives up; inf: never"
     )
-    made.add_argument(
-        "--cpus", type=int, default=2, help="a pod asks for beside each slice; 0: hardly any"
-    )
+    made.add_argument("--cpus", type=int, default=2, help="CPUs per slice; 0: almost none")
     made.add_argument("--quick", action="store_true", help="few nodes and one distribution")
     made.add_argument("--scale", action="store_true", help="a thousand nodes, and no streams")
     made.add_argument("--waiting", action="store_true", help="pods that wait, and no streams")
     made.add_argument("--pods", type=int, default=2000, help="the burst of --scale")
-    made.add_argument("--json", type=Path, help="write the results there, or go on with them")
+    made.add_argument("--json", type=Path, help="results file; continues an existing one")
     made.add_argument("--profile", type=Path, help="profile the controller into this file")
     return made
 
 
 def main() -> None:
-    """Measure, and print tables."""
+    """Measure and print the tables."""
     options = parser().parse_args()
     if options.quick:
         options.nodes, options.mixes, options.seconds = 6, options.mixes[:1], 30.0

@@ -1,9 +1,9 @@
-"""The controller as `slicewise k8s` runs it, for benchmarks: says afterwards what it did.
+"""Run the controller as `slicewise k8s` does, and report its statistics.
 
     python -m benchmarks.kube_controller KUBECONFIG REPORT [--profile FILE]
 
-On SIGTERM it ends and writes its tally, its memory and its CPU time to REPORT. SIGUSR1 writes the
-report at once.
+On SIGTERM it exits and writes its statistics, memory and CPU time to REPORT. SIGUSR1 writes the
+report without exiting.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from slicewise.k8s.controller import Controller, Options
-from slicewise.k8s.link import Link
+from slicewise.kubernetes.api_client import ApiClient
+from slicewise.kubernetes.controller import Controller, Options
 
 
 def report(controller: Controller, began: float) -> dict[str, Any]:
-    """What it did so far."""
+    """Return the controller's statistics so far."""
     status = Path("/proc/self/status").read_text()
     memory = {
         name: int(line.split()[1]) / 1024
@@ -35,7 +35,7 @@ def report(controller: Controller, began: float) -> dict[str, Any]:
     }
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return {
-        **dataclasses.asdict(controller.tally),
+        **dataclasses.asdict(controller.stats),
         "rss_mib": memory["VmRSS"],
         "peak_mib": memory["VmHWM"],
         "cpu_seconds": usage.ru_utime + usage.ru_stime,
@@ -45,7 +45,7 @@ def report(controller: Controller, began: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run until told to end."""
+    """Run until SIGTERM."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kubeconfig", type=Path)
     parser.add_argument("report", type=Path)
@@ -54,7 +54,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     began = time.monotonic()
     controller = Controller(
-        Link.open(options.kubeconfig),
+        ApiClient.open(options.kubeconfig),
         Options(namespace="default", identity="benchmark", lease_seconds=15.0, hold_back="never"),
     )
 

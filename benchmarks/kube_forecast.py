@@ -1,9 +1,10 @@
-"""What the simulator foretells for the cluster that ages: the same pods, and no Kubernetes.
+"""Forecast the aged cluster of the benchmark by simulation, without Kubernetes.
 
-kube-scheduler scores nodes without a look at GPUs. Of those with a match it takes one that has most
-CPU and memory left, in whole percents, by chance; and there the first device by name.
-Where pods ask for hardly any CPU, all nodes are alike to it, but that empty ones are last.
-slicewise is the engine with its default policy. Who finds no place is rejected.
+The model of kube-scheduler: it scores nodes without considering GPUs. Among nodes with a matching
+device it takes a random one with the most CPU and memory left, in whole percents, and there the
+first device by name. If pods request almost no CPU, all nodes score the same, except that empty
+ones come last. slicewise is the engine with its default policy. Pods that cannot be placed are
+rejected.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from slicewise.core.cluster import Cluster, Instance
 from slicewise.core.fragmentation import Reading, score_table
 from slicewise.core.request import Rejection
 from slicewise.engine.scheduler import Scheduler
+from slicewise.lab.mix import Mix
 from slicewise.policies.base import TablePolicy
 from slicewise.policies.registry import policy
-from slicewise.sim.mix import Mix
 
 Measured = dict[str, float]
 _COLUMNS = ("running", "slices", "scores", "came", "gave_up", "stuck", "stranded")
@@ -29,12 +30,12 @@ Placer = Callable[[str], Instance | None]
 
 
 def forecast(mix: Mix, plan: Plan, nodes: int, gpus: int, side: str) -> dict[str, Measured]:
-    """What the measured parts of the ageing would be like, in the terms of the benchmark."""
+    """Return the forecast of the measured parts, in the terms of the benchmark."""
     return Model(mix, plan, nodes, gpus, side).run()
 
 
 class Model:
-    """A cluster without Kubernetes, and the pods that come and go."""
+    """A simulated cluster with arriving and departing pods."""
 
     def __init__(self, mix: Mix, plan: Plan, nodes: int, gpus: int, side: str) -> None:
         self._mix = mix
@@ -45,7 +46,7 @@ class Model:
         for _ in range(plan.burst):
             next(self._stream)
         self._opened: list[range] = []
-        """The GPUs of each node that is open."""
+        """The GPUs of each schedulable node."""
         self._place = (
             _first_match(self._cluster, mix, plan.cpus, self._opened, random.Random(plan.seed))
             if side == "stock"
@@ -54,7 +55,7 @@ class Model:
         self._leaving: list[tuple[float, Instance]] = []
 
     def run(self) -> dict[str, Measured]:
-        """Wave by wave, and then all together."""
+        """Age the nodes wave by wave, then run all of them together."""
         plan, mix, total = self._plan, self._mix, self._cluster.slices
         waves = []
         for wave in plan.waves(self._nodes):
@@ -73,7 +74,7 @@ class Model:
         return {"aged": self._shares(aged), "together": self._shares(together)}
 
     def _live(self, batches: Iterable[list[Arrival]], first: int, unmeasured: int) -> Measured:
-        """Step after step; what the steps were like, but for the first ones."""
+        """Run the steps and return the samples after the unmeasured ones."""
         gpus = [gpu for node in self._opened for gpu in node]
         scores = score_table(self._mix.geometry, Reading.PARTIAL)
         seen: list[tuple[int, ...]] = []
@@ -119,7 +120,7 @@ class Model:
                 self._cluster.drain(node.name)
 
     def _step(self, now: float, batch: Sequence[Arrival]) -> list[int]:
-        """Some leave, some come; returns the sizes of those that find no place."""
+        """End and place pods; return the sizes of those that cannot be placed."""
         while self._leaving and self._leaving[0][0] <= now:
             self._cluster.release(heapq.heappop(self._leaving)[1])
         missed = []

@@ -1,7 +1,7 @@
-"""The pods that come to a cluster: in which order, what they want, and how long they run.
+"""The arrivals of pods: their order, profiles and lifetimes.
 
-The same for whoever allocates, and for the model that foretells it: everything follows from the
-distribution, the seed and the size of the cluster, and nothing from what becomes of the pods.
+The plan depends only on the distribution, the seed and the size of the cluster. It is the same for
+every allocator and for the forecast, and independent of what happens to the pods.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slicewise.sim.mix import Mix
+from slicewise.lab.mix import Mix
 
 NODE_CPUS, GIB_PER_CPU = 256, 8
-"""What a node has beside its GPUs: as much memory a CPU as pods ask for."""
+"""CPUs of a node, and memory per CPU in the proportion that pods request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A pod to come: how long after the one before, what, and how long it runs.
+    """A pod to create: the gap after the previous one, its profile, and its lifetime.
 
-    Both times are shares of their means.
+    Both times are relative to their means.
     """
 
     gap: float
@@ -33,57 +33,57 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Plan:
-    """How long, how fast, how much."""
+    """Parameters of a stream."""
 
     load: float
-    """What all pods together ask for, as a share of all memory slices."""
+    """Demand of all pods together, as a share of all memory slices."""
     rate: float
-    """Pods a second in the open stream, which also says how long they live in the mean."""
+    """Pods per second in the open stream, which also determines their mean lifetime."""
     seconds: float
-    """Of the open stream; the second half is measured."""
+    """Duration of the open stream; the second half is measured."""
     burst: int
-    """Pods that come at once into the empty cluster."""
+    """Pods created at once in the empty cluster."""
     wave: int
-    """Nodes that are open at a time while the cluster ages; 0 for all."""
+    """Nodes that are schedulable at a time while the cluster ages; 0 for all."""
     turnovers: float
-    """Mean lifetimes for which it ages so; the last of them is measured."""
+    """Mean lifetimes for which a wave ages; the last of them is measured."""
     together: float
-    """Mean lifetimes for which it then goes on with all nodes open; the second half is measured."""
+    """Mean lifetimes for which all nodes then run together; the second half is measured."""
     step: float
-    """Mean lifetimes that pass at once in both."""
+    """Mean lifetimes per step in both."""
     patience: float
-    """Seconds after which a pod that waits is deleted by its user."""
+    """Seconds after which a waiting pod is deleted by its user."""
     cpus: int
-    """What a pod asks for beside each memory slice, with `GIB_PER_CPU`; 0 for hardly anything."""
+    """CPUs requested per memory slice, with `GIB_PER_CPU`; 0 for almost none."""
     seed: int = 1
 
     @property
     def steps(self) -> int:
-        """How often the clock moves while a wave ages."""
+        """Number of steps while a wave ages."""
         return math.ceil(self.turnovers / self.step - 1e-9)
 
     @property
     def unmeasured(self) -> int:
-        """The steps of them that come before the last lifetime."""
+        """Number of steps before the last mean lifetime."""
         return max(0, self.steps - math.ceil(1 / self.step - 1e-9))
 
     @property
     def steps_together(self) -> int:
-        """How often it moves while all nodes are open."""
+        """Number of steps with all nodes schedulable."""
         return max(1, math.ceil(self.together / self.step - 1e-9))
 
     def waves(self, nodes: int) -> list[range]:
-        """The nodes by the wave in which they are open, by number."""
+        """Return the node numbers of each wave."""
         size = self.wave or nodes
         return [range(first, min(first + size, nodes)) for first in range(0, nodes, size)]
 
     def mean_seconds(self, mix: Mix, slices: int) -> float:
-        """How long a pod runs in the mean, in a cluster of so many slices."""
+        """Return the mean lifetime of a pod in a cluster of so many slices, in seconds."""
         return self.load * slices / self.rate / mix.mean_size
 
 
 def arrivals(mix: Mix, seed: int) -> Iterator[Arrival]:
-    """The stream, without end; the same for the same seed."""
+    """Yield the endless stream of arrivals of a seed."""
     rng = np.random.default_rng([seed, *mix.name.encode()])
     while True:
         kind = int(rng.choice(len(mix.profiles), p=mix.probabilities))
@@ -93,10 +93,10 @@ def arrivals(mix: Mix, seed: int) -> Iterator[Arrival]:
 
 
 def at_once(stream: Iterator[Arrival], slices: float) -> list[Arrival]:
-    """So many slices' worth of pods.
+    """Return arrivals that request so many slices together.
 
-    Lifetimes are exponential, so these are as long as what is left of the lifetimes in a cluster
-    that has been in use for ever.
+    Lifetimes are exponential, so these have the same distribution as the remaining lifetimes in a
+    cluster in steady state.
     """
     found: list[Arrival] = []
     while sum(arrival.size for arrival in found) < slices:
@@ -107,7 +107,7 @@ def at_once(stream: Iterator[Arrival], slices: float) -> list[Arrival]:
 def in_steps(
     stream: Iterator[Arrival], mix: Mix, plan: Plan, slices: float, steps: int
 ) -> Iterator[list[Arrival]]:
-    """What comes in each step, where pods that ask for so many slices are to live at a time."""
+    """Return the arrivals of each step, for a steady state in which pods request so many slices."""
     each = mix.mean_size / slices
     """The mean time between two pods, in mean lifetimes."""
     arrival = next(stream)

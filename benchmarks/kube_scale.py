@@ -1,4 +1,4 @@
-"""A Kubernetes cluster of a thousand nodes: what the controller needs to start and to decide."""
+"""Measure the controller's start and its decisions on a Kubernetes cluster of a thousand nodes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 from benchmarks.kube_sites import Allocator, Site, site
-from tests.k8s.nvidia import resource_slices
+from tests.kubernetes_e2e.nvidia import resource_slices
 
 from slicewise.core.geometry import Geometry
-from slicewise.sim.mix import Mix, parse_mix
+from slicewise.lab.mix import Mix, parse_mix
 
 _PATIENCE = 600.0
 _STOCK_PATIENCE = 120.0
@@ -25,7 +25,7 @@ FLAGS = {
 def scale(
     geometry: Geometry, nodes: int, gpus: int, pods: int, seed: int, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Publish everything, start the controller on it, and give it a burst of pods."""
+    """Publish all devices, start the controller, and create a burst of pods."""
     mix = parse_mix("uniform", geometry)
     say(f"  publishing {nodes} nodes of {gpus} {geometry.model}")
     with site(geometry, nodes, gpus, flags=FLAGS) as place:
@@ -42,8 +42,8 @@ def scale(
         }
         say(f"  published in {place.publish_seconds:.1f} s")
         allocator = Allocator("slicewise", place.plane)
-        world = place.world
-        world.make_templates([profile.name for profile in mix.profiles], allocator.device_class)
+        tracker = place.tracker
+        tracker.make_templates([profile.name for profile in mix.profiles], allocator.device_class)
         try:
             found |= _start(place, allocator)
             say(f"  decides after {found['start_seconds']:.1f} s with {found['rss_mib']:.0f} MiB")
@@ -56,13 +56,13 @@ def scale(
 
 
 def _start(place: Site, allocator: Allocator) -> dict[str, Any]:
-    """From the start of the process until the claim of a pod that waits is allocated."""
-    world = place.world
-    world.create("first", world.geometry.plain_profiles[0].name).result()
-    time.sleep(3)  # until its claim has been made
+    """Measure from the start of the process until the claim of a waiting pod is allocated."""
+    tracker = place.tracker
+    tracker.create("first", tracker.geometry.plain_profiles[0].name).result()
+    time.sleep(3)  # until its claim exists
     began = time.monotonic()
     allocator.start()
-    if not world.until("the first claim is allocated", lambda: world.allocated > 0, _PATIENCE):
+    if not tracker.until("the first claim is allocated", lambda: tracker.allocated > 0, _PATIENCE):
         raise SystemExit(f"nothing is decided: {allocator.log()[-2000:]}")
     took = time.monotonic() - began
     time.sleep(2)
@@ -77,25 +77,25 @@ def _start(place: Site, allocator: Allocator) -> dict[str, Any]:
 
 
 def _burst(place: Site, allocator: Allocator, mix: Mix, pods: int, seed: int) -> dict[str, Any]:
-    """Many pods at once: until all their claims are allocated."""
-    world = place.world
+    """Create many pods at once and measure until all their claims are allocated."""
+    tracker = place.tracker
     rng = np.random.default_rng(seed)
     kinds = rng.choice(len(mix.profiles), pods, p=mix.probabilities)
     before = allocator.report()
-    already = world.allocated
+    already = tracker.allocated
     began = time.monotonic()
     made = [
-        world.create(f"p{number}", mix.profiles[int(kind)].name)
+        tracker.create(f"p{number}", mix.profiles[int(kind)].name)
         for number, kind in enumerate(kinds)
     ]
     for one in made:
         one.result()
     created = time.monotonic() - began
-    done = world.until(
-        "all claims are allocated", lambda: world.allocated >= already + pods, _PATIENCE
+    done = tracker.until(
+        "all claims are allocated", lambda: tracker.allocated >= already + pods, _PATIENCE
     )
     took = time.monotonic() - began
-    run = world.until("all pods run", lambda: world.running > pods, _PATIENCE)
+    run = tracker.until("all pods run", lambda: tracker.running > pods, _PATIENCE)
     until_running = time.monotonic() - began
     after = allocator.report()
     deciding = after["deciding_seconds"] - before["deciding_seconds"]
@@ -105,36 +105,36 @@ def _burst(place: Site, allocator: Allocator, mix: Mix, pods: int, seed: int) ->
         "all_allocated": done,
         "create_seconds": created,
         "allocate_seconds": took,
-        "allocations_per_second": (world.allocated - already) / took,
+        "allocations_per_second": (tracker.allocated - already) / took,
         "all_run": run,
         "running_seconds": until_running,
-        "running_per_second": (world.running - 1) / until_running,
+        "running_per_second": (tracker.running - 1) / until_running,
         "decided": decided,
         "deciding_seconds": deciding,
         "decisions_per_second": decided / deciding if deciding else 0.0,
         "burst_cpu_seconds": after["cpu_seconds"] - before["cpu_seconds"],
         "rss_after_mib": after["rss_mib"],
         "failed": after["failed"],
-        "overlaps": len(world.overlaps),
+        "overlaps": len(tracker.overlaps),
     }
 
 
 def _stock(place: Site) -> float | None:
-    """How long kube-scheduler by itself takes for one pod; None if longer than is waited for."""
-    world = place.world
-    profile = world.geometry.plain_profiles[-1].name
+    """Return the seconds kube-scheduler alone takes for one pod; None on timeout."""
+    tracker = place.tracker
+    profile = tracker.geometry.plain_profiles[-1].name
     stock = Allocator("stock", place.plane)
-    world.make_templates([profile], stock.device_class, "stock-")
-    before = world.running
+    tracker.make_templates([profile], stock.device_class, "stock-")
+    before = tracker.running
     began = time.monotonic()
-    world.create("stock", profile, "stock-").result()
-    if world.until("a stock pod runs", lambda: world.running > before, _STOCK_PATIENCE):
+    tracker.create("stock", profile, "stock-").result()
+    if tracker.until("a stock pod runs", lambda: tracker.running > before, _STOCK_PATIENCE):
         return time.monotonic() - began
     return None
 
 
 def tell(found: dict[str, Any]) -> list[str]:
-    """For people."""
+    """Yield the results as text."""
     stock = (
         f"more than {_STOCK_PATIENCE:g} s"
         if found["stock_seconds"] is None

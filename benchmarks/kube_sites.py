@@ -1,4 +1,4 @@
-"""Control planes for the benchmarks: real programs, nodes that publish GPUs, and who allocates."""
+"""Control planes for the benchmarks: real components, nodes with published GPUs, an allocator."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.kube_plan import GIB_PER_CPU, NODE_CPUS
-from benchmarks.kube_world import World, memory_mib
-from tests.k8s.api import CORE
-from tests.k8s.cluster import make_classes, node, publish, suppress_conflict
-from tests.k8s.nvidia import MIG_CLASS
-from tests.k8s.plane import Plane
-from tests.k8s.replica import OUR_CLASS, SEALED
+from benchmarks.kube_pods import PodTracker, memory_mib
+from tests.kubernetes_e2e.api import CORE
+from tests.kubernetes_e2e.cluster import make_classes, node, publish, suppress_conflict
+from tests.kubernetes_e2e.nvidia import MIG_CLASS
+from tests.kubernetes_e2e.plane import Plane
+from tests.kubernetes_e2e.replica import OUR_CLASS, SEALED
 
 from slicewise.core.geometry import Geometry
-from slicewise.k8s.link import Link
+from slicewise.kubernetes.api_client import ApiClient
 
 SPACE = "stream"
 CONTROLLERS = (
@@ -33,15 +33,15 @@ CONTROLLERS = (
     "namespace-controller",
     "pod-garbage-collector-controller",
 )
-"""What pods with claims need; the rest would only take time."""
+"""The controllers that pods with claims need; others would only use CPU."""
 
 
 @dataclass
 class Site:
-    """A cluster with nobody in it."""
+    """An empty cluster."""
 
     plane: Plane
-    world: World
+    tracker: PodTracker
     names: list[str]
     publish_seconds: float
 
@@ -49,7 +49,7 @@ class Site:
         self.opened = set(self.names)
 
     def open_only(self, names: Sequence[str]) -> None:
-        """Cordon all nodes but these."""
+        """Cordon all nodes except these."""
         wanted = set(names)
         turning = [name for name in self.names if (name in wanted) != (name in self.opened)]
         with ThreadPoolExecutor(4) as pool:
@@ -61,7 +61,7 @@ class Site:
         self.plane.api.patch(f"{CORE}/nodes/{name}", {"spec": {"unschedulable": not opened}})
 
     def memory(self) -> dict[str, float]:
-        """What its parts hold."""
+        """Return the memory of the control plane's components."""
         return {part: memory_mib(self.plane.process_id(part)) for part in self.plane.parts}
 
 
@@ -72,7 +72,7 @@ def site(
     gpus: int,
     flags: Mapping[str, Sequence[str]] | None = None,
 ) -> Iterator[Site]:
-    """A fresh control plane with nodes and their devices."""
+    """Start a control plane with nodes and their devices."""
     with Plane(flags=flags, controllers=CONTROLLERS) as plane:
         api = plane.api
         make_classes(api)
@@ -92,18 +92,18 @@ def site(
             gpus,
         )
         took = time.monotonic() - began
-        world = World(Link.open(plane.kubeconfig), SPACE, geometry, names, gpus)
+        tracker = PodTracker(ApiClient.open(plane.kubeconfig), SPACE, geometry, names, gpus)
         try:
-            yield Site(plane, world, names, took)
+            yield Site(plane, tracker, names, took)
         finally:
-            world.close()
+            tracker.close()
 
 
 class Allocator:
-    """Whoever gives claims their devices.
+    """The component that allocates devices to claims.
 
     ``stock`` is kube-scheduler alone, ``slicewise`` is slicewise with a class that has no object,
-    ``sealed`` slicewise with a class whose selector is false.
+    ``sealed`` is slicewise with a class that has a false selector.
     """
 
     def __init__(self, name: str, plane: Plane, profile: Path | None = None) -> None:
@@ -117,7 +117,7 @@ class Allocator:
         self._profile = profile
 
     def start(self) -> None:
-        """Begin to allocate."""
+        """Start allocating."""
         if self.name == "stock":
             return
         command = [
@@ -131,11 +131,11 @@ class Allocator:
 
     @property
     def memory(self) -> float:
-        """What it holds, in MiB."""
+        """Return its memory in MiB."""
         return 0.0 if self._process is None else memory_mib(self._process.pid)
 
     def report(self) -> dict[str, Any]:
-        """What it did so far."""
+        """Return its statistics so far."""
         if self._process is None:
             return {}
         self._report.unlink(missing_ok=True)
@@ -148,11 +148,11 @@ class Allocator:
         return found
 
     def log(self) -> str:
-        """What it said."""
+        """Return its log."""
         return (self._plane.folder / "slicewise.log").read_text()
 
     def stop(self) -> None:
-        """End it."""
+        """Stop the process."""
         if self._process is not None:
             self._process.terminate()
             try:

@@ -1,8 +1,8 @@
-"""The results of the streams in words: each stream, and both sides beside each other.
+"""Print the results of the streams: each stream, and both sides next to each other.
 
     .venv/bin/python -m benchmarks.kube_table FILE [--markdown]
 
-prints the tables of results that are there already.
+prints the tables of saved results.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 Row = dict[str, Any]
 Column = tuple[str, str, float, str]
-"""What it is called, its name in a row, by how much it is multiplied, and its form."""
+"""Heading, key of the row, factor, and format."""
 
 _AGED: tuple[Column, ...] = (
     ("running", "running", 1, "8.1f"),
@@ -43,7 +43,7 @@ _OPEN: tuple[Column, ...] = (
 
 
 def tell_stream(found: Row) -> Iterator[str]:
-    """One stream in words."""
+    """Summarize one stream in a line."""
     stream = found["stream"]
     for part in ("aged", "together"):
         one, foretold = found[part], found["forecast"][part]
@@ -77,7 +77,7 @@ def tell_stream(found: Row) -> Iterator[str]:
 
 
 def table(streams: Sequence[Row], markdown: bool = False) -> Iterator[str]:
-    """Stock and slicewise side by side, means over seeds; then what differs, seed by seed."""
+    """Yield the means of both sides over the seeds, then the differences by seed."""
     for title, columns, of in _PARTS:
         yield ""
         if markdown:
@@ -107,7 +107,7 @@ def table(streams: Sequence[Row], markdown: bool = False) -> Iterator[str]:
 def _rows(
     streams: Sequence[Row], columns: Sequence[Column], of: Callable[[Row], Row]
 ) -> Iterator[tuple[str, str, str, list[float | None]]]:
-    """Distribution, load, side or what it is, and the values."""
+    """Yield rows of distribution, load, side or difference, and values."""
     for mix, load, sides in pairs(streams):
         for side, rows in sides.items():
             cells = [_mean(of(row)[key] for row in rows) for _, key, _, _ in columns]
@@ -137,7 +137,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def pairs(streams: Sequence[Row]) -> Iterator[tuple[str, float, dict[str, list[Row]]]]:
-    """By distribution and load: the streams of each side."""
+    """Group the streams of each side by distribution and load."""
     found: dict[tuple[str, float], dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for stream in streams:
         found[stream["mix"], stream["load"]][stream["side"]].append(stream)
@@ -146,13 +146,13 @@ def pairs(streams: Sequence[Row]) -> Iterator[tuple[str, float, dict[str, list[R
 
 
 def both(sides: dict[str, list[Row]]) -> list[tuple[Row, Row]]:
-    """Stock and slicewise with the same seed."""
+    """Pair the streams of stock and slicewise with the same seed."""
     ours = {row["seed"]: row for row in sides.get("slicewise", ())}
     return [(row, ours[row["seed"]]) for row in sides.get("stock", ()) if row["seed"] in ours]
 
 
 def open_row(row: Row) -> Row:
-    """What the table shows of the open stream."""
+    """Return the figures of the open stream that the table shows."""
     stream: Row = row["stream"]
     times = stream["to_running"] or {"p50": None, "p90": None}
     return {
@@ -173,7 +173,7 @@ _PARTS: tuple[tuple[str, tuple[Column, ...], Callable[[Row], Row]], ...] = (
 
 
 def main() -> None:
-    """Print the tables of a file."""
+    """Print the tables of a results file."""
     parser = argparse.ArgumentParser(description="The tables of benchmarks/kube_bench.py")
     parser.add_argument("file", type=Path)
     parser.add_argument("--markdown", action="store_true")

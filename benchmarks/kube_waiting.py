@@ -1,4 +1,4 @@
-"""A full cluster with pods that wait: how soon a GPU that becomes free is in use again."""
+"""Measure how soon a freed GPU is used again in a full cluster with waiting pods."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from benchmarks.kube_pods import cpu_seconds
 from benchmarks.kube_sites import Allocator, Site, site
 from benchmarks.kube_stream import percentiles
-from benchmarks.kube_world import cpu_seconds
 
 from slicewise.core.geometry import Geometry
 
@@ -23,7 +23,7 @@ def waiting(
     sides: Sequence[str],
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Each side in turn: so many pods wait for a whole GPU, and half as many GPUs become free."""
+    """Measure each side: pods wait for whole GPUs, and GPUs for half of them become free."""
     found: dict[str, Any] = {"nodes": nodes, "gpus": nodes * gpus, "waiting": pods, "sides": {}}
     for side in sides:
         with site(geometry, nodes, gpus) as place:
@@ -41,32 +41,32 @@ def waiting(
 
 
 def _hand_over(place: Site, allocator: Allocator, pods: int) -> dict[str, Any]:
-    world = place.world
-    whole = max(world.geometry.plain_profiles, key=lambda profile: profile.size).name
-    size = len(place.names) * world.gpus
-    world.make_templates([whole], allocator.device_class)
+    tracker = place.tracker
+    whole = max(tracker.geometry.plain_profiles, key=lambda profile: profile.size).name
+    size = len(place.names) * tracker.gpus
+    tracker.make_templates([whole], allocator.device_class)
     allocator.start()
     for number in range(size):
-        world.create(f"first-{number}", whole)
-    if not world.until("all GPUs are in use", lambda: world.running == size, _PATIENCE):
-        raise SystemExit(f"only {world.running} of {size} pods run: {allocator.name}")
+        tracker.create(f"first-{number}", whole)
+    if not tracker.until("all GPUs are in use", lambda: tracker.running == size, _PATIENCE):
+        raise SystemExit(f"only {tracker.running} of {size} pods run: {allocator.name}")
     for number in range(pods):
-        world.create(f"next-{number}", whole)
+        tracker.create(f"next-{number}", whole)
     time.sleep(5)
     scheduler = place.plane.process_id("scheduler")
     cpu, began = cpu_seconds(scheduler), time.monotonic()
     took: list[float] = []
     for number in range(pods // 2):
         freed = time.monotonic()
-        gone = world.lives[f"first-{number}"]
-        world.delete(gone.name).result()
-        served = world.until(
+        gone = tracker.lives[f"first-{number}"]
+        tracker.delete(gone.name).result()
+        served = tracker.until(
             "another pod runs",
-            lambda gone=gone: gone.gone is not None and world.running == size,  # type: ignore[misc]
+            lambda gone=gone: gone.gone is not None and tracker.running == size,  # type: ignore[misc]
             _PATIENCE,
         )
         if not served:
-            raise SystemExit(f"nobody gets a GPU that is free: {allocator.name}")
+            raise SystemExit(f"no pod gets a free GPU: {allocator.name}")
         took.append(time.monotonic() - freed)
         time.sleep(max(0.0, freed + 1 - time.monotonic()))
     return {

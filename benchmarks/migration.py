@@ -1,12 +1,11 @@
-"""How near does migration within a budget come to the oracle? Prints the table of the document.
+"""Compare migration within a budget with the oracle. Prints the table of docs/defragmentation.md.
 
     .venv/bin/python benchmarks/migration.py [RUNS] [SHARE] [POLICY,...] [SEED]
 
-Sustained load 0.90 on 100 A100-80GB. The target for each distribution is 1.2 times what the
-oracle rejects, plus 0.05 points; how far the rejected share is above it has an interval of its
-own, from the runs in pairs. Seed 1 was used to choose the rule by which the budget is spent, so the
-default is another. "Most" is the run with the most moves. The defaults take some minutes on two
-cores.
+Sustained load 0.90 on 100 A100-80GB. The target for each distribution is 1.2 times what the oracle
+rejects, plus 0.05 points; the difference from it has its own paired interval. Seed 1 was used to
+choose the rule for spending the budget, so the default is another. "Most" is the run with the most
+moves. The defaults take some minutes on two cores.
 """
 
 from __future__ import annotations
@@ -16,19 +15,19 @@ import argparse
 import numpy as np
 
 from slicewise import load_geometry, policy
-from slicewise.sim.experiment import STEADY_COLUMNS
-from slicewise.sim.migration import Migration, migration_rows
-from slicewise.sim.mix import parse_mix
-from slicewise.sim.results import Row, steady_rows
-from slicewise.sim.runner import Outcome, run_experiment
-from slicewise.sim.statistics import Ratio
+from slicewise.lab.experiment import STEADY_COLUMNS
+from slicewise.lab.migration import Migration, migration_rows
+from slicewise.lab.mix import parse_mix
+from slicewise.lab.results import Row, steady_rows
+from slicewise.lab.runner import Outcome, run_experiment
+from slicewise.lab.statistics import Ratio
 
 LOAD = 0.90
 MIXES = ("uniform", "skew-small", "skew-big", "bimodal")
 
 
 def percent(row: Row, figure: str) -> str:
-    """A share as a percentage with its interval."""
+    """Format a share as a percentage with its interval."""
     value, interval = row[figure], row[f"{figure}_ci95"]
     assert isinstance(value, float)
     if not isinstance(interval, list):
@@ -37,7 +36,7 @@ def percent(row: Row, figure: str) -> str:
 
 
 def above_target(outcome: Outcome, mix: int, entrant: int) -> str:
-    """How far the rejected share is above the target, and the most moves an arrival in any run."""
+    """Return the rejected share above the target, and the most moves per arrival in any run."""
     runs = outcome.paired_runs(mix)
     limit = len(outcome.experiment.policies)
     ours, oracle = (
@@ -52,10 +51,10 @@ def above_target(outcome: Outcome, mix: int, entrant: int) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The arguments."""
+    """Return the parser of the arguments."""
     made = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     made.add_argument("runs", type=int, nargs="?", default=20)
-    made.add_argument("share", type=float, nargs="?", default=0.02, help="moves an arrival")
+    made.add_argument("share", type=float, nargs="?", default=0.02, help="moves per arrival")
     made.add_argument(
         "policies",
         nargs="?",
@@ -67,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(options: argparse.Namespace) -> None:
-    """Run with and without migration on the same arrivals, and print both beside the oracle."""
+    """Run with and without migration on the same arrivals, and print both with the oracle."""
     runs, share, seed = options.runs, options.share, options.seed
     names = options.policies.split(",")
     geometry = load_geometry("A100-80GB")

@@ -1,16 +1,16 @@
-"""Is the default policy better than every other one? Prints the tables of docs/study.md.
+"""Compare the default policy with all others. Prints the tables of docs/study.md.
 
     .venv/bin/python benchmarks/policy_study.py [MODEL ...] [--loads 0.85,0.9] [--runs N]
         [--fewer N] [--engine-runs N] [--seed N] [--workers N]
 
-For every model and load: what each policy rejects, and by how much more than the default, paired
-run by run. Policies that might come near the default are run most often. Those that are known to be
-far off take fewer runs, and those that look at GPUs one by one fewer still, since each of their
-runs takes a hundred times as long. Run number n has the same arrivals in all of them. The seed is
-one that no policy was chosen on. All of it takes about an hour on two cores.
+For every model and load: the rejections of each policy, and the paired difference from the default.
+Policies close to the default have the most runs. Those known to be far off have fewer, and those
+that examine GPUs one by one fewer still, because each of their runs takes a hundred times as long.
+Run number n has the same arrivals in all of them. No policy was chosen on the default seed. All of
+it takes about an hour on two cores.
 
-`MODEL` may also be `partial-mixes` (H100-80GB, tenants who never ask for some of the profiles)
-or `published` (the paper's experiment: does the default accept as much as MFI?).
+`MODEL` may also be `partial-mixes` (H100-80GB, workloads without some of the profiles) or
+`published` (the paper's experiment: does the default accept as much as MFI?).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ import numpy as np
 
 from slicewise import Geometry, load_geometry, policy, policy_names
 from slicewise.cli.progress import run_with_progress
+from slicewise.lab.experiment import ORACLE, PUBLISHED_COLUMNS, Published, Steady
+from slicewise.lab.mix import Mix, parse_mix
+from slicewise.lab.results import Row, steady_rows
+from slicewise.lab.workload import BINS
 from slicewise.policies.base import TablePolicy
 from slicewise.policies.registry import DEFAULT
-from slicewise.sim.experiment import ORACLE, PUBLISHED_COLUMNS, Published, Steady
-from slicewise.sim.mix import Mix, parse_mix
-from slicewise.sim.results import Row, steady_rows
-from slicewise.sim.workload import BINS
 
 PAPER = {name: name for name in ("uniform", "skew-small", "skew-big", "bimodal")}
 OF_THREE = {
@@ -37,7 +37,7 @@ OF_THREE = {
     "skew-big": (0.10, 0.30, 0.60),
     "bimodal": (0.45, 0.10, 0.45),
 }
-"""The same four for models with three plain profiles, smallest first."""
+"""The same four distributions for models with three plain profiles, smallest first."""
 PARTIAL = {
     "1g+4g": "1g.10gb=0.7,4g.40gb=0.3",
     "1g+3g": "1g.10gb=0.5,3g.40gb=0.5",
@@ -52,13 +52,13 @@ PARTS = {
     "partial-mixes": (0.85, 0.90),
     "published": (),
 }
-"""What there is to run, and at which loads unless told."""
+"""The parts of the study, and their default loads."""
 FAR = ("worst-fit", "round-robin")
 """With the strict ones: policies that are far from the default everywhere."""
 
 
 class Cell(NamedTuple):
-    """What one policy rejects with one distribution, in percent, beside the default."""
+    """The rejections of one policy with one distribution, in percent, relative to the default."""
 
     rejected: float
     half: float
@@ -67,12 +67,12 @@ class Cell(NamedTuple):
     runs: int
 
     def apart_from(self, other: Cell) -> bool:
-        """Whether the two intervals, each for itself, do not overlap."""
+        """Return whether the two unpaired intervals do not overlap."""
         return abs(self.rejected - other.rejected) > self.half + other.half
 
 
 def mixes_of(part: str) -> tuple[Mix, ...]:
-    """The distributions of a part, each under its short name."""
+    """Return the distributions of a part by their short names."""
     geometry = load_geometry("H100-80GB" if part == "partial-mixes" else part)
     texts = PARTIAL if part == "partial-mixes" else PAPER
     if len(geometry.plain_profiles) == 3:
@@ -87,7 +87,7 @@ def _of_three(geometry: Geometry, shares: tuple[float, ...]) -> str:
 
 
 def tiers(options: argparse.Namespace) -> list[tuple[list[str], int]]:
-    """All policies but the default, in groups that are run equally often."""
+    """Group all policies except the default by their number of runs."""
     others = [name for name in policy_names() if name != DEFAULT]
     slow = [name for name in others if not isinstance(policy(name), TablePolicy)]
     far = [n for n in others if n not in slow and (n in FAR or n.endswith("-strict"))]
@@ -96,7 +96,7 @@ def tiers(options: argparse.Namespace) -> list[tuple[list[str], int]]:
 
 
 def measure(part: str, load: float, options: argparse.Namespace) -> dict[str, list[Cell]]:
-    """By policy: a cell for each distribution."""
+    """Return, by policy, a cell for each distribution."""
     cells: dict[str, list[Cell]] = {}
     for names, runs in tiers(options):
         experiment = Steady(
@@ -110,7 +110,7 @@ def measure(part: str, load: float, options: argparse.Namespace) -> dict[str, li
         found: dict[str, list[Cell]] = {}
         for row in steady_rows(run_with_progress(experiment, options.workers, "slots")):
             found.setdefault(str(row["policy"]), []).append(_cell(row))
-        cells = found | cells  # the default's are those of the first tier, the longest
+        cells = found | cells  # keep the default's cells of the first tier, which has the most runs
     return cells
 
 
@@ -129,7 +129,7 @@ def _cell(row: Row) -> Cell:
 
 
 def print_cells(cells: dict[str, list[Cell]], names: list[str]) -> None:
-    """Two tables: the rejected share, and how much more than the default, with the verdicts."""
+    """Print the rejected shares, and the differences from the default with a summary."""
     base = cells[DEFAULT]
     ranked = sorted(cells, key=lambda name: sum(cell.rejected for cell in cells[name]))
     print("\n| rejected, % | runs |", " | ".join(names), "|")
@@ -162,14 +162,14 @@ def print_cells(cells: dict[str, list[Cell]], names: list[str]) -> None:
 
 
 def print_published(options: argparse.Namespace) -> None:
-    """Accepted in the paper's experiment from the first request to the last, beside MFI."""
+    """Print the rejections of the default and of MFI in the paper's experiment."""
     geometry = load_geometry("A100-80GB")
     mixes = tuple(parse_mix(name, geometry) for name in PAPER)
     experiment = Published(mixes, (policy("mfi"), policy(DEFAULT)), runs=500, seed=options.seed)
     outcome = run_with_progress(experiment, options.workers, "runs")
     asked, accepted = (PUBLISHED_COLUMNS.index(name) for name in ("arrivals", "scheduled"))
     print(f"\n### published, 100 A100-80GB, 500 runs, seed {options.seed}\n")
-    print(f"| | asked for | rejected by `mfi` | by `{DEFAULT}` | bins behind |")
+    print(f"| | requested | rejected by `mfi` | by `{DEFAULT}` | bins behind |")
     print("|---|--:|--:|--:|--:|")
     for m, mix in enumerate(mixes):
         runs = outcome.paired_runs(m)
@@ -181,10 +181,10 @@ def print_published(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Run the parts asked for and print each as it is done."""
+    """Run the given parts and print each when it is done."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("parts", nargs="*", metavar="MODEL", help=", ".join(PARTS))
-    parser.add_argument("--loads", help="commas between (default: those of the study)")
+    parser.add_argument("--loads", help="separated by commas (default: those of the study)")
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--fewer", type=int, default=100)
     parser.add_argument("--engine-runs", type=int, default=8)

@@ -1,9 +1,9 @@
-"""What is waiting worth? Prints the tables of the document: rejecting at once, fifo, backfill.
+"""Measure what waiting is worth: reject at once, fifo, backfill. Prints the table of docs/queue.md.
 
     .venv/bin/python benchmarks/queueing.py [RUNS] [POLICY,...] [LOAD,...] [SEED]
 
-Uniform requests on 100 A100-80GB. All three see the same arrivals; with a queue, a request gives
-up after one mean lifetime. The defaults take about ten minutes on two cores.
+Uniform requests on 100 A100-80GB. All three get the same arrivals; with a queue, a request gives up
+after one mean lifetime. The defaults take about ten minutes on two cores.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from __future__ import annotations
 import argparse
 
 from slicewise import Discipline, load_geometry, policy
-from slicewise.sim.experiment import Steady
-from slicewise.sim.mix import parse_mix
-from slicewise.sim.queueing import Queued, queue_rows
-from slicewise.sim.results import Row, steady_rows
-from slicewise.sim.runner import run_experiment
+from slicewise.lab.experiment import Steady
+from slicewise.lab.mix import parse_mix
+from slicewise.lab.queueing import Queued, queue_rows
+from slicewise.lab.results import Row, steady_rows
+from slicewise.lab.runner import run_experiment
 
 DISCIPLINES = {"fifo": Discipline(), "backfill 16": Discipline(16)}
 
 
 def percent(row: Row, figure: str, digits: int = 1) -> str:
-    """A share, or a wait as a share of the mean lifetime, as a percentage with its interval."""
+    """Format a share, or a wait in mean lifetimes, as a percentage with its interval."""
     value, interval = row.get(figure), row.get(f"{figure}_ci95")
     if not isinstance(value, float):
         return "-"
@@ -31,7 +31,7 @@ def percent(row: Row, figure: str, digits: int = 1) -> str:
 
 
 def line(load: float, queue: str, row: Row) -> str:
-    """A line of the table."""
+    """Format a row of the table."""
     utilization = row["utilization_percent"]
     cells = [
         f"{load:g} | `{row['policy']}` | {queue}",
@@ -46,7 +46,7 @@ def line(load: float, queue: str, row: Row) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The arguments."""
+    """Return the parser of the arguments."""
     made = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     made.add_argument("runs", type=int, nargs="?", default=20)
     made.add_argument("policies", nargs="?", default="mfi,least-lost", help="separated by commas")

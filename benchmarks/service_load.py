@@ -1,8 +1,8 @@
-"""The load for bench_service.py, in a process of its own: clients that ask over HTTP/1.1.
+"""The load generator of bench_service.py: HTTP/1.1 clients in a separate process.
 
-Each client has one connection, and sends its next request when it has the answer to the last. What
-to ask comes on standard input, a line of JSON for each measurement; how it went goes to standard
-output. It knows just enough HTTP to stay out of the way of what is measured.
+Each client has one connection and sends its next request when the last is answered. Standard input
+has a line of JSON for each measurement; the results go to standard output. It implements just
+enough HTTP to add little cost to the measurement.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PERCENTILES = (50, 90, 99)
 
 
 class Connection(asyncio.Protocol):
-    """One client: asks, waits for the answer, asks again."""
+    """A client that sends a request, waits for the answer, and repeats."""
 
     def __init__(self, spec: dict[str, Any], number: int, tally: Tally) -> None:
         self._what: str = spec["what"]
@@ -39,12 +39,12 @@ class Connection(asyncio.Protocol):
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin."""
+        """Send the first request."""
         self._transport = transport
         self._ask()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The server went away, which it should not."""
+        """Record that the server closed the connection, which is an error."""
         if not self.done.done():
             self.done.set_exception(exc or ConnectionError("the server closed a connection"))
 
@@ -70,7 +70,7 @@ class Connection(asyncio.Protocol):
         ).encode()
 
     def data_received(self, data: bytes) -> None:
-        """Take in an answer, which may come in pieces."""
+        """Handle an answer, which may arrive in pieces."""
         self._buffer += data
         head = self._buffer.find(b"\r\n\r\n")
         if head < 0:
@@ -85,7 +85,7 @@ class Connection(asyncio.Protocol):
         posted = status == 201 or (self._what == "bare" and self._holds is None)
         self._holds = self._buffer[head + 11 : head + 32].decode() if posted else None
         self._buffer = b""
-        if now < self._tally.end or self._holds is not None:  # nothing is left behind
+        if now < self._tally.end or self._holds is not None:  # release the last allocation too
             self._ask()
         else:
             self.done.set_result(None)
@@ -94,17 +94,17 @@ class Connection(asyncio.Protocol):
 
 @dataclass
 class Tally:
-    """What was answered between a beginning and an end, and how long it took."""
+    """Answers within the measured interval, and their latencies."""
 
     begin: float
     end: float
     seconds: list[float] = field(default_factory=list)
     statuses: Counter[int] = field(default_factory=Counter)
     answered: int = 0
-    """All answers, those before and after as well."""
+    """All answers, including those outside the interval."""
 
     def count(self, sent: float, now: float, status: int) -> None:
-        """An answer came."""
+        """Count an answer."""
         self.answered += 1
         if self.begin <= now <= self.end:
             self.seconds.append(now - sent)
@@ -112,7 +112,7 @@ class Tally:
 
 
 async def load(spec: dict[str, Any]) -> dict[str, Any]:
-    """Ask for a while with so many clients."""
+    """Run the clients of a specification for its duration."""
     begin = time.perf_counter() + WARM_UP_SECONDS
     tally = Tally(begin, begin + spec["seconds"])
     loop = asyncio.get_running_loop()
@@ -144,7 +144,7 @@ def _percentile(found: list[float], percent: int) -> float:
 
 
 def generate() -> None:
-    """Take specifications line by line, and say how each went."""
+    """Run the measurements of standard input, and print a result for each."""
     with asyncio.Runner(loop_factory=_loop()) as runner:
         for line in sys.stdin:
             print(json.dumps(runner.run(load(json.loads(line)))), flush=True)

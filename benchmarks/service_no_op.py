@@ -1,8 +1,7 @@
-"""What bench_service.py compares durable requests with: the same requests, and nothing done.
+"""The reference routes of bench_service.py: the same requests without deciding and storing.
 
-`/v1/no-op` runs the handlers of `/v1/allocations` themselves. All that is missing is what the
-writer does: its place is taken by somebody who answers at once, with an allocation that is there
-already. `/v1/bare` leaves out more than any real route can.
+`/v1/no-op` runs the handlers of `/v1/allocations`. Only the commit loop is replaced, by a stub that
+answers at once with an existing allocation. `/v1/bare` leaves out more than any real route can.
 """
 
 from __future__ import annotations
@@ -13,85 +12,86 @@ from typing import cast
 
 import msgspec
 
+from slicewise.api.allocations import AllocationBody
 from slicewise.control.actors import internal
-from slicewise.control.answers import Answer, said
+from slicewise.control.answers import Answer, json_answer
 from slicewise.control.commands import Command, Create, Release
-from slicewise.control.entries import Cause
 from slicewise.control.ports import Key
-from slicewise.control.state import State
 from slicewise.control.views import allocation_view
-from slicewise.control.wire import AllocationBody
-from slicewise.control.writer import Job, Told
-from slicewise.service import allocations
-from slicewise.service.auth import USERS
-from slicewise.service.http import Reply, Request, reply
-from slicewise.service.plant import Plant
-from slicewise.service.routes import Route
-from slicewise.service.site import Site
+from slicewise.journal.entries import Cause
+from slicewise.runtime.commit_loop import Outcome, Submission
+from slicewise.runtime.runtime import Runtime
+from slicewise.server.app import Route
+from slicewise.server.auth import USERS
+from slicewise.server.context import AppContext
+from slicewise.server.requests import Reply, Request, reply
+from slicewise.server.routes import allocations
 
 NOTHING = Answer(200, b'{"id":"a00000000000000000000","nothing":"%s"}' % (b"." * 500))
-"""As large as the answer to a request for an instance."""
+"""As large as the answer to an allocation request."""
 
 
-class _Idle:
-    """Stands where the plant is, decides nothing and writes nothing."""
+class _NoOpRuntime:
+    """A runtime that decides and writes nothing; everything else is that of the real one."""
 
-    def __init__(self, plant: Plant) -> None:
-        self._plant = plant
-        self.store = plant.store
-        self.in_thread = plant.in_thread
-        state = plant.state
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        state = runtime.state
         self._placed = next(one for one in state.allocations.values() if one.parts)
         self._ended = msgspec.structs.replace(
             self._placed, ended=self._placed.placed, cause=Cause.RELEASED
         )
-        self._job = Job(Release(self._placed.id), internal("bench"))
+        self._job = Submission(Release(self._placed.id), internal("bench"))
 
-    @property
-    def state(self) -> State:
-        return self._plant.state
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._runtime, name)
 
-    async def ask(
-        self, command: Command, actor: str, key: Key | None = None, digest: str = ""
-    ) -> Told:
-        """Answer what the writer would answer, made and encoded anew every time."""
+    async def submit(
+        self,
+        command: Command,
+        actor: str,
+        key: Key | None = None,
+        digest: str = "",
+        share: object = None,
+    ) -> Outcome:
+        """Build and encode an answer like that of the commit loop, for every request."""
         created = isinstance(command, Create)
         record = self._placed if created else self._ended
-        view = allocation_view(self._plant.state, record)
-        return Told(self._job, said(201 if created else 200, view))
+        view = allocation_view(self._runtime.state, record)
+        return Outcome(self._job, json_answer(201 if created else 200, view))
 
 
-_stands: dict[Site, Site] = {}
+_no_op_contexts: dict[AppContext, AppContext] = {}
 
 
-def _idle(site: Site) -> Site:
-    stand = _stands.get(site)
-    if stand is None:
-        stand = _stands[site] = copy.copy(site)
-        stand.plant = cast("Plant", _Idle(site.plant))
-    return stand
+def _no_op_context(context: AppContext) -> AppContext:
+    found = _no_op_contexts.get(context)
+    if found is None:
+        found = _no_op_contexts[context] = copy.copy(context)
+        found.runtime = cast("Runtime", _NoOpRuntime(context.runtime))
+    return found
 
 
-def no_op_create(site: Site, request: Request) -> Awaitable[Reply]:
-    """Create an allocation, but for deciding and storing."""
-    return allocations.create(_idle(site), request)
+def no_op_create(context: AppContext, request: Request) -> Awaitable[Reply]:
+    """Create an allocation without deciding and storing."""
+    return allocations.create(_no_op_context(context), request)
 
 
-def no_op_release(site: Site, request: Request) -> Awaitable[Reply]:
-    """Release an allocation, but for deciding and storing."""
-    return allocations.release(_idle(site), request)
+def no_op_release(context: AppContext, request: Request) -> Awaitable[Reply]:
+    """Release an allocation without deciding and storing."""
+    return allocations.release(_no_op_context(context), request)
 
 
-async def bare(site: Site, request: Request) -> Reply:
-    """Check a body, and answer what does not depend on it."""
+async def bare(context: AppContext, request: Request) -> Reply:
+    """Decode a body and return a constant answer."""
     if request.method == "POST":
         body = request.decode(await request.raw_body(), AllocationBody)
-        allocations.terms_of(site, body)
+        allocations.terms_of(context, body)
     return reply(NOTHING)
 
 
 def no_op_routes() -> tuple[Route, ...]:
-    """The routes beside the service's own."""
+    """Return the routes to add to the service's own."""
     return (
         Route(
             *("POST", "/v1/no-op", "n1", "", no_op_create, USERS, {}),

@@ -1,11 +1,11 @@
-"""How fast does the store commit, back up, restore and verify?
+"""Measure how fast the store commits, backs up, restores and verifies.
 
 Usage: store.py [FOLDER]
 
-Writes the rows and answers of a busy service in batches of several sizes to SQLite, in each of the
-journal modes it may use, and to a PostgreSQL server of its own where one is installed. FOLDER
-(default: the current one) decides which disk is measured; every commit is synced. Beside them
-stands how often the disk can be synced at all.
+Writes the rows and answers of a busy service in batches of several sizes to SQLite, in each
+supported journal mode, and to a temporary PostgreSQL server if it is installed. FOLDER (default:
+the current one) determines the disk; every commit is synced. For comparison it also prints how
+often the disk can sync.
 """
 
 from __future__ import annotations
@@ -19,12 +19,20 @@ from pathlib import Path
 from secrets import token_hex
 
 from slicewise.control.answers import Answer
-from slicewise.control.entries import Allocated, AllocationRecord, AnyEntry, Ended, Part, Row, Want
 from slicewise.control.ports import Kept, Key
+from slicewise.journal.entries import (
+    Allocated,
+    AllocationRecord,
+    AnyEntry,
+    Ended,
+    Part,
+    Row,
+    TenantRef,
+    Want,
+)
 from slicewise.store import backup, restore
 from slicewise.store.sql import SqlStore
-from slicewise.store.sqlite import SqliteStore
-from slicewise.store.sqlite_mode import Mode
+from slicewise.store.sqlite import Mode, SqliteStore
 
 BATCHES = ((1, 200), (32, 150), (256, 80))
 MODES = (
@@ -40,7 +48,7 @@ PART = Part("node-17", 3, "A100-80GB", "3g.40gb", 4, 4, 3, 40)
 
 
 def batches(size: int, count: int) -> Iterator[tuple[list[Row], list[tuple[Key, Kept, float]]]]:
-    """Allocations that are created, each with an answer, and end at once."""
+    """Yield batches of allocations that are created, each with an answer, and end at once."""
     seq = 0
     for _ in range(count):
         rows: list[Row] = []
@@ -48,7 +56,7 @@ def batches(size: int, count: int) -> Iterator[tuple[list[Row], list[tuple[Key, 
         while len(rows) < size:
             record = AllocationRecord(
                 "a" + token_hex(10),
-                f"tenant-{seq % 40}",
+                TenantRef(f"tenant:{seq % 40}", f"tenant-{seq % 40}"),
                 Want(profile="3g.40gb"),
                 requested=START + seq,
                 placed=START + seq,
@@ -58,13 +66,13 @@ def batches(size: int, count: int) -> Iterator[tuple[list[Row], list[tuple[Key, 
             for entry in entries[: size - len(rows)]:
                 seq += 1
                 rows.append(Row(seq, START + seq, "t0123456789abcdefghij", entry))
-            key = Key(record.tenant, token_hex(16))
+            key = Key(record.tenant.id, token_hex(16))
             answers.append((key, Kept("d" * 64, Answer(201, BODY)), START + seq))
         yield rows, answers
 
 
 def measure(name: str, store: SqlStore, size: int, count: int) -> None:
-    """Commit batches and print how fast that was."""
+    """Commit batches and print the rate."""
     epoch = store.lead("bench", "", 3600)
     assert epoch is not None
     work = list(batches(size, count))
@@ -85,7 +93,7 @@ def measure(name: str, store: SqlStore, size: int, count: int) -> None:
 
 
 def syncs_per_second(folder: Path) -> float:
-    """How often 8 KiB can be written and synced."""
+    """Return how often per second 8 KiB can be written and synced."""
     with tempfile.TemporaryFile(dir=folder) as file:
         begun = time.perf_counter()
         for _ in range(200):
@@ -95,7 +103,7 @@ def syncs_per_second(folder: Path) -> float:
 
 
 def on_sqlite(folder: Path) -> None:
-    """Every journal mode."""
+    """Measure every journal mode of SQLite."""
     for size, count in BATCHES:
         for mode in MODES:
             with tempfile.TemporaryDirectory(dir=folder) as place:
@@ -105,7 +113,7 @@ def on_sqlite(folder: Path) -> None:
 
 
 def on_postgres(folder: Path) -> None:
-    """A server that syncs, as a real one does."""
+    """Measure a PostgreSQL server with synchronous commits."""
     from scripts.test_services import postgres_programs
     from tests.postgres import PostgresServer
 
@@ -127,7 +135,7 @@ def on_postgres(folder: Path) -> None:
 
 
 def keeping(folder: Path) -> None:
-    """Backup and restore of a hundred thousand rows."""
+    """Measure backup and restore of a hundred thousand rows."""
     with tempfile.TemporaryDirectory(dir=folder) as place:
         here, there, file = Path(place) / "a", Path(place) / "b", Path(place) / "backup"
         here.mkdir()
@@ -154,7 +162,7 @@ def keeping(folder: Path) -> None:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print the results."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("folder", type=Path, nargs="?", default=Path(), help="on a real disk")
     folder = parser.parse_args().folder

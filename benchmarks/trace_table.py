@@ -4,10 +4,10 @@
         [--workers N] [--json FILE]
 
 TRACE is the pod list of Alibaba's GPU trace v2023, which is not part of the project. Every policy
-and the oracle replay it at three scales, as it was recorded and on recordings whose weeks were
-drawn anew (`slicewise.sim.resampling`): once on a cluster of a given size, then on fewer and fewer
-nodes of 8 GPUs, down from as many as would give every instance a GPU to itself. The defaults take
-about half an hour on one core.
+and the oracle replay it at three scales, as recorded and with resampled weeks
+(`slicewise.lab.timeline`): once on a cluster of a given size, then on clusters that shrink by one
+node of 8 GPUs at a time, starting with one GPU per instance. The defaults take about half an hour
+on one core.
 """
 
 from __future__ import annotations
@@ -25,36 +25,35 @@ from functools import cache
 from pathlib import Path
 
 from slicewise import Reason, load_geometry, policy
+from slicewise.lab.replay import EngineHost, Host, ReplayStats, replay
+from slicewise.lab.timeline import Timeline, busy_begin, lay_out, resample_weeks
+from slicewise.lab.trace import Job, Trace, fit, read_trace
+from slicewise.lab.trace_oracle import Limit, OracleHost, limit_of
+from slicewise.lab.workload import run_generator
 from slicewise.policies.base import Policy, TablePolicy, Ties
 from slicewise.policies.peers.node_first import NodeFirst
 from slicewise.policies.peers.volcano import Volcano
 from slicewise.policies.registry import policy_class, policy_names
-from slicewise.sim.oracle_host import Limit, OracleHost, limit_of
-from slicewise.sim.replay import EngineHost, Host, Tally, replay
-from slicewise.sim.resampling import resample_weeks
-from slicewise.sim.timeline import Timeline, busy_begin, lay_out
-from slicewise.sim.trace import Job, Trace, fit, read_trace
-from slicewise.sim.workload import run_generator
 
 MODEL = "A100-80GB"
 NODE = 8
 SIZES = {"1": 144, "0.4": 88, "0.2": 64}
-"""By scale: whole nodes of 8, for an offered load of about 0.85 when compressed 10 times."""
+"""GPUs by scale: whole nodes, with an offered load of about 0.85 when compressed 10 times."""
 ORACLE = "oracle"
 COMPARED_WITH = "first-fit"
 TARGETS = {"1%": 0.01, "none": 0.0}
-"""What may be rejected, of the requests and of the slices asked for."""
+"""The share that may be rejected, of the requests and of the requested slices."""
 
 
 def hosts() -> list[str]:
-    """The project's own policies, the strict ones, the rules of other systems, the oracle."""
+    """Return the names of the project's policies, the strict ones, the peers and the oracle."""
     ours = [n for n in policy_names() if policy_class(n).__module__.startswith("slicewise.")]
     return [*sorted(ours, key=lambda n: (n.startswith("peer-"), n.endswith("-strict"))), ORACLE]
 
 
 @dataclass(frozen=True)
 class Task:
-    """One recording at one scale; number 0 is the real one."""
+    """One recording at one scale; number 0 is the original, the others are resampled."""
 
     path: str
     scale: str
@@ -65,30 +64,30 @@ class Task:
 
 @dataclass(frozen=True)
 class Measured:
-    """What one policy does with one recording."""
+    """The result of one policy on one recording."""
 
     scale: str
     number: int
     host: str
     load: float
-    """Offered, on the cluster of the given size."""
+    """Offered load on the cluster of the given size."""
     bound: int
-    """GPUs on which every instance could have one to itself."""
+    """GPUs needed to give every instance its own."""
     rejected: float
     rejected_slices: float
-    """Shares on the cluster of the given size."""
+    """Rejected shares on the cluster of the given size."""
     needed: dict[str, int | None]
-    """By target: the GPUs from which on it is met; None when not even the bound will do."""
+    """By target: the smallest size from which it is met; None if it is not met at the bound."""
 
 
 @cache
 def recorded(path: str) -> Trace:
-    """The trace, read once a process."""
+    """Return the trace; each process reads it once."""
     return read_trace(Path(path))
 
 
 def timeline_of(task: Task) -> Timeline:
-    """The recording laid out in time; its weeks drawn anew unless it is the real one."""
+    """Return the timeline of a recording, with resampled weeks unless it is the original."""
     trace = recorded(task.path)
     jobs = fit(trace, load_geometry(MODEL), Fraction(task.scale)).jobs
     begin = busy_begin(jobs)
@@ -98,22 +97,22 @@ def timeline_of(task: Task) -> Timeline:
     return lay_out(jobs, begin, Fraction(str(task.compress)))
 
 
-class Reaching(EngineHost):
-    """Knows how far up the GPUs it ever went."""
+class HighestGpuHost(EngineHost):
+    """A host that records the highest GPU ever used."""
 
-    reach = 0
+    used = 0
     """One more than the highest GPU that ever had an instance."""
 
     def enter(self, number: int, job: Job) -> Reason | None:
-        """As ever; then look at the GPUs above, from the top."""
+        """Place a job, then check the GPUs above the highest one used so far."""
         reason = super().enter(number, job)
-        unused = range(self.totals.gpus - 1, self.reach - 1, -1)
-        self.reach = next((g + 1 for g in unused if self.totals.state(g).mask), self.reach)
+        unused = range(self.totals.gpus - 1, self.used - 1, -1)
+        self.used = next((g + 1 for g in unused if self.totals.state(g).mask), self.used)
         return reason
 
 
 def hosted(timeline: Timeline, name: str, gpus: int, kind: type[EngineHost] = EngineHost) -> Host:
-    """An empty cluster under a policy or the oracle."""
+    """Return an empty cluster under a policy or the oracle."""
     geometry = load_geometry(MODEL)
     if name != ORACLE:
         return kind(geometry, gpus, policy(name), NODE)
@@ -122,53 +121,53 @@ def hosted(timeline: Timeline, name: str, gpus: int, kind: type[EngineHost] = En
     return OracleHost(geometry, gpus, limit)
 
 
-def shares(tally: Tally) -> tuple[float, float]:
-    """Rejected requests and slices, of those that arrived."""
+def shares(stats: ReplayStats) -> tuple[float, float]:
+    """Return the rejected shares of requests and of slices."""
     return (
-        tally.rejected.total() / tally.arrivals.total(),
-        tally.rejected_slices / tally.slices,
+        stats.rejected.total() / stats.arrivals.total(),
+        stats.rejected_slices / stats.slices,
     )
 
 
 def needed(timeline: Timeline, name: str, bound: int) -> dict[str, int | None]:
-    """By target: the size from which on it is met, whole nodes up to the bound.
+    """Return, by target, the smallest number of whole nodes from which it is met up to the bound.
 
-    Rejections need not become more as a cluster shrinks, so all sizes are tried from the bound
-    down. They are alike down to the last node that is used on the bound, if nothing is rejected
-    there and ties go to the lowest GPU: who is not chosen may as well not be there.
+    Rejections do not always increase as a cluster shrinks, so all sizes are tried from the bound
+    down. One shortcut is exact: if nothing is rejected at the bound and ties go to the lowest GPU,
+    removing GPUs that were never used changes nothing.
     """
     met: dict[str, int | None] = dict.fromkeys(TARGETS)
     still = dict(TARGETS)
     gpus = bound
     while gpus:
-        kind = Reaching if gpus == bound else EngineHost
+        kind = HighestGpuHost if gpus == bound else EngineHost
         host = hosted(timeline, name, gpus, kind)
-        tally = replay(timeline, host)
-        worst = math.inf if tally.preplaced_rejected else max(shares(tally))
+        stats = replay(timeline, host)
+        worst = math.inf if stats.preplaced_rejected else max(shares(stats))
         still = {target: share for target, share in still.items() if worst <= share}
         if not still:
             break
-        if isinstance(host, Reaching) and worst == 0 and prefers_low(policy(name)):
-            gpus = whole_nodes(host.reach)
+        if isinstance(host, HighestGpuHost) and worst == 0 and prefers_low(policy(name)):
+            gpus = whole_nodes(host.used)
         met |= dict.fromkeys(still, gpus)
         gpus -= NODE
     return met
 
 
 def prefers_low(chosen: Policy) -> bool:
-    """Whether it judges GPUs, or nodes, each by itself and takes the first of equal ones."""
+    """Return whether a policy ranks GPUs or nodes independently and breaks ties by lowest id."""
     if isinstance(chosen, TablePolicy):
         return chosen.ties is not Ties.ROTATE
     return isinstance(chosen, (NodeFirst, Volcano))
 
 
 def whole_nodes(gpus: int) -> int:
-    """As many GPUs or a few more."""
+    """Round up to whole nodes."""
     return -(-gpus // NODE) * NODE
 
 
 def measure(task: Task) -> list[Measured]:
-    """Every policy and the oracle on one recording."""
+    """Run every policy and the oracle on one recording."""
     timeline = timeline_of(task)
     given = SIZES[task.scale]
     bound = whole_nodes(timeline.peak_instances)
@@ -188,7 +187,7 @@ def measure(task: Task) -> list[Measured]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measure, with a line on standard error now and then, and print the tables."""
+    """Measure all recordings, report progress on standard error, and print the tables."""
     parser = argparse.ArgumentParser()
     parser.add_argument("trace")
     parser.add_argument("--compress", type=float, default=10)
@@ -215,15 +214,15 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def tables(found: Sequence[Measured]) -> Iterator[str]:
-    """Two tables a scale: what a given cluster rejects, and how many GPUs are needed."""
+    """Yield two tables per scale: rejections of a given cluster, and GPUs needed."""
     for scale, gpus in SIZES.items():
         here = [each for each in found if each.scale == scale]
         real = next(each for each in here if each.number == 0)
         loads, bounds = [each.load for each in here], [each.bound for each in here]
         yield (
             f"\n### Scale {scale}\n\nThe load offered to {gpus} GPUs is {real.load:.2f} "
-            f"({min(loads):.2f} to {max(loads):.2f}), every instance alone would take "
-            f"{real.bound} GPUs ({min(bounds)} to {max(bounds)}).\n"
+            f"({min(loads):.2f} to {max(loads):.2f}). With one GPU per instance, "
+            f"{real.bound} GPUs would be needed ({min(bounds)} to {max(bounds)}).\n"
         )
         yield from _table(
             f"Rejected on {gpus} GPUs, %",
@@ -235,7 +234,7 @@ def tables(found: Sequence[Measured]) -> Iterator[str]:
             2,
         )
         yield ""
-        # Who falls short even at the bound needs more than all of them, as far as is known.
+        # A target that is missed even at the bound counts as larger than any size.
         yield from _table(
             "GPUs to reject",
             here,
@@ -255,10 +254,10 @@ def _table(
     figures: Mapping[str, Sequence[tuple[str, int, float]]],
     digits: int,
 ) -> Iterator[str]:
-    """A line for each policy; for every figure the real value, those drawn anew, and a count."""
+    """Yield a row per policy: each figure as recorded, resampled, and compared by count."""
     lines = [[title]]
     for heading in figures:
-        lines[0] += [heading, "drawn anew", "less / more"]
+        lines[0] += [heading, "resampled", "less / more"]
     for name in dict.fromkeys(each.host for each in here):
         cells = [f"`{name}`"]
         for values in figures.values():
@@ -282,7 +281,7 @@ def _number(value: float, digits: int) -> str:
 
 
 def _spread(values: Sequence[float], digits: int) -> str:
-    """Median and range."""
+    """Format median and range."""
     if not values or math.isinf(min(values)):
         return ""
     middle = statistics.median_high(values)
@@ -291,7 +290,7 @@ def _spread(values: Sequence[float], digits: int) -> str:
 
 
 def _compared(values: Mapping[tuple[str, int], float], name: str) -> str:
-    """On how many of the recordings drawn anew it is less than the reference, and more."""
+    """Count the resampled recordings with a lower and a higher figure than the reference."""
     if name == COMPARED_WITH:
         return ""
     pairs = [

@@ -21,21 +21,21 @@ INTRODUCTION = """\
 
 <!-- Written by docs/make_cli_reference.py: do not edit, run it again. -->
 
-`make setup` installs the command as `.venv/bin/slicewise`. What is said here is what
-`slicewise COMMAND --help` prints.
+`make setup` installs the command as `.venv/bin/slicewise`. This page shows the output of
+`slicewise COMMAND --help`.
 
-- Results go to standard output, progress and notices to standard error; `--json` makes the
-  results a JSON document.
-- The same arguments and the same `--seed` give the same results, whatever `--workers` says.
-- Ctrl-C stops a simulation; the results are then of the runs that every policy had finished.
-- Mistakes are answered with one line on standard error that begins with `slicewise: error:`.
-- Exit status: 0 when there are results, 2 when something was refused or there is nothing to show,
-  130 when interrupted elsewhere, 141 when the output is no longer read (`slicewise ls | head -1`).
+- Results go to standard output, progress and notices to standard error; `--json` prints the
+  results as a JSON document.
+- The same arguments and the same `--seed` give the same results, for any number of `--workers`.
+- Ctrl-C stops a simulation; the results are then those of the runs that all policies have finished.
+- An error is one line on standard error that begins with `slicewise: error:`.
+- Exit status: 0 for results, 2 for an error or no results, 130 if interrupted before there are
+  results, 141 if the output is no longer read (`slicewise ls | head -1`).
 """
 
 
 def reference() -> str:
-    """The whole page."""
+    """Return the whole page."""
     width = os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = "80"
     try:

@@ -1,8 +1,8 @@
-"""Draw the pictures of the documents, from real runs with fixed seeds.
+"""Draw the pictures of the documents from runs with fixed seeds.
 
     .venv/bin/python docs/make_pictures.py [PICTURE ...]
 
-Without a name every picture is drawn. Those of the tutorial come from the tutorial's own code.
+Without arguments it draws all pictures. Those of the tutorial come from the tutorial's own code.
 """
 
 from __future__ import annotations
@@ -33,24 +33,23 @@ from slicewise import (
     is_fragmented,
     load_geometry,
 )
-from slicewise.figures.bars import bars_at_demand, fragmentation_bars, steady_bars
-from slicewise.figures.demand import demand_curves
-from slicewise.figures.planning import planning_curves
-from slicewise.figures.replay import replay_bars
-from slicewise.figures.scaling import scaling_curves
-from slicewise.figures.slicemap import Block, GpuDrawing, draw_gpus
-from slicewise.figures.style import SOFT, house_style, light_grid, policy_style
-from slicewise.paper.published import published
+from slicewise.lab.experiment import Published, Steady
+from slicewise.lab.figures.bars import bars_at_demand, fragmentation_bars, steady_bars
+from slicewise.lab.figures.curves import demand_curves, scaling_curves
+from slicewise.lab.figures.planning import planning_curves
+from slicewise.lab.figures.replay import replay_bars
+from slicewise.lab.figures.slicemap import Block, GpuDrawing, draw_gpus
+from slicewise.lab.figures.style import SOFT, house_style, light_grid, policy_style
+from slicewise.lab.mix import PUBLISHED, parse_mix
+from slicewise.lab.paper.published import published
+from slicewise.lab.planning import Question, curve_rows, make_plans, plan_rows
+from slicewise.lab.replay import compare
+from slicewise.lab.results import Row, mean_fragmentation, published_rows, steady_rows
+from slicewise.lab.runner import Outcome, run_experiment
+from slicewise.lab.timeline import lay_out
+from slicewise.lab.trace import fit, read_trace
+from slicewise.lab.workload import draw_kinds, longest_lifetime, run_generator
 from slicewise.policies.registry import policy
-from slicewise.sim.experiment import Published, Steady
-from slicewise.sim.mix import PUBLISHED, parse_mix
-from slicewise.sim.planning import Question, curve_rows, make_plans, plan_rows
-from slicewise.sim.replay import compare
-from slicewise.sim.results import Row, mean_fragmentation, published_rows, steady_rows
-from slicewise.sim.runner import Outcome, run_experiment
-from slicewise.sim.timeline import lay_out
-from slicewise.sim.trace import fit, read_trace
-from slicewise.sim.workload import draw_kinds, longest_lifetime, run_generator
 
 HERE = Path(__file__).resolve().parent
 FOLDER = HERE / "pictures"
@@ -65,28 +64,28 @@ SCHEMES = {
 }
 COMPARED = ("mfi", "first-fit", "best-fit", "mfi-overlap", "least-lost", "round-robin", "worst-fit")
 ARRIVALS = 45
-"""Drawn for the small clusters; the picture shows the moment of one of them."""
+"""Length of the random streams of the small clusters."""
 DPI = {"demand-uniform": 100}
-"""Dots an inch, where not 120."""
+"""Pictures with a resolution other than 120 dots per inch."""
 LARGEST = 200_000
-"""Bytes a picture may have."""
+"""Maximum size of a picture in bytes."""
 
 
 def same_tenants() -> Figure:
-    """Two small clusters with the same tenants: a request is rejected in one and not the other."""
-    spread, rejected = _play("worst-fit", gpus=4, load=0.9, seed=399, slots=15)
-    packed, placed = _play("best-fit", gpus=4, load=0.9, seed=399, slots=15)
+    """Two small clusters with the same tenants; only one of them rejects the next request."""
+    spread, rejected = _run_policy("worst-fit", gpus=4, load=0.9, seed=399, slots=15)
+    packed, placed = _run_policy("best-fit", gpus=4, load=0.9, seed=399, slots=15)
     assert isinstance(rejected, Rejection)
     assert isinstance(placed, Instance)
-    left = _column(spread, "worst-fit", rejected, None)
-    right = _column(packed, "best-fit", rejected, placed)
+    left = _gpu_drawings(spread, "worst-fit", rejected, None)
+    right = _gpu_drawings(packed, "best-fit", rejected, placed)
     return draw_gpus([gpu for pair in zip(left, right, strict=True) for gpu in pair], columns=2)
 
 
-def _play(
+def _run_policy(
     name: str, gpus: int, load: float, seed: int, slots: int
 ) -> tuple[Cluster, Instance | Rejection]:
-    """The cluster after some slots of sustained load, and what became of the last request."""
+    """Return the cluster after some slots of sustained load, and the last request's outcome."""
     mix = parse_mix("uniform", A100)
     rng = run_generator(seed, 0)
     longest = longest_lifetime(mix, gpus, load)
@@ -103,10 +102,10 @@ def _play(
     return scheduler.cluster, outcome
 
 
-def _column(
+def _gpu_drawings(
     cluster: Cluster, name: str, rejected: Rejection, placed: Instance | None
 ) -> list[GpuDrawing]:
-    """The GPUs of a cluster; free slices are hatched where the request was rejected."""
+    """Return drawings of a cluster's GPUs; free slices are hatched if the request was rejected."""
     wanted = A100.profile(str(rejected.request))
     gpus: list[GpuDrawing] = []
     for gpu in range(cluster.gpus):
@@ -129,7 +128,7 @@ def _column(
 
 @cache
 def tutorial_names() -> dict[str, Any]:
-    """What the tutorial's Python defines, run from beginning to end."""
+    """Run the tutorial's Python code and return its namespace."""
     text = (HERE / "tutorial.md").read_text(encoding="utf-8")
     names: dict[str, Any] = {}
     there = Path.cwd()
@@ -143,8 +142,8 @@ def tutorial_names() -> dict[str, Any]:
     return names
 
 
-def of_tutorial(variable: str) -> Callable[[], Figure]:
-    """The figure that the tutorial keeps under a name."""
+def tutorial_figure(variable: str) -> Callable[[], Figure]:
+    """Return a function that draws the tutorial's figure of this variable."""
 
     def draw() -> Figure:
         figure = tutorial_names()[variable]
@@ -156,45 +155,47 @@ def of_tutorial(variable: str) -> Callable[[], Figure]:
 
 @cache
 def published_outcome() -> Outcome:
-    """The paper's experiment as `slicewise reproduce --runs 500 --seed 1` runs it."""
+    """Run the paper's experiment as `slicewise reproduce --runs 500 --seed 1` does."""
     schemes = tuple(policy(name) for name in SCHEMES)
-    return run_experiment(Published(MIXES, schemes, gpus=100, runs=500, seed=1), None, _no_tick)
+    return run_experiment(Published(MIXES, schemes, gpus=100, runs=500, seed=1), None, _silent)
 
 
 @cache
 def steady_outcome() -> Outcome:
-    """Sustained load as `slicewise simulate --experiment steady --runs 200` runs it."""
+    """Run the steady experiment as `slicewise simulate --experiment steady --runs 200` does."""
     policies = tuple(policy(name) for name in COMPARED)
-    return run_experiment(Steady(MIXES, policies, gpus=100, runs=200, load=0.85), None, _no_tick)
+    return run_experiment(Steady(MIXES, policies, gpus=100, runs=200, load=0.85), None, _silent)
 
 
 def scaling() -> Figure:
-    """The time of a decision as `slicewise bench` measures it; the only picture that depends on
-    the machine."""
-    from slicewise.sim.bench import Plan, benchmark
+    """Decision times as `slicewise bench` measures them.
+
+    This is the only picture that depends on the machine.
+    """
+    from slicewise.lab.bench import Plan, benchmark
 
     mfi = policy("mfi")
     assert isinstance(mfi, TablePolicy)
     sizes = (100, 1_000, 10_000, 100_000, 1_000_000)
-    decisions, _ = benchmark(MIXES[0], [mfi], sizes, 0.85, Plan(), _no_tick)
+    decisions, _ = benchmark(MIXES[0], [mfi], sizes, 0.85, Plan(), _silent)
     return scaling_curves(decisions)
 
 
 def replay_example() -> Figure:
-    """The trace among the examples, on two GPUs, as `slicewise replay --plot` draws it."""
+    """The example trace on two GPUs, as `slicewise replay --plot` draws it."""
     jobs = fit(read_trace(HERE.parent / "examples" / "trace.csv"), A100).jobs
     timeline = lay_out(jobs, jobs[0].arrival)
-    rows = compare(timeline, A100, 2, [policy(name) for name in COMPARED], _no_tick)
+    rows = compare(timeline, A100, 2, [policy(name) for name in COMPARED], _silent)
     load = timeline.offered_slices / (2 * A100.slices)
     setting = {"gpus": 2, "model": A100.model, "offered_load": load, "scale": None, "compress": 1}
     return replay_bars(rows, setting)
 
 
 def planning() -> Figure:
-    """What `slicewise plan --load 85 --plot` draws: the GPUs that 85 GPUs' worth of demand need."""
+    """The GPUs needed for a demand of 85 GPUs, as `slicewise plan --load 85 --plot` draws them."""
     names = ("least-lost", "peer-parvagpu", "best-fit", "first-fit", "peer-nvidia-dra", "mfi")
     question = Question(MIXES[:1], tuple(policy(name) for name in names), demand=85)
-    plans = make_plans(question, None, lambda clusters, units: contextlib.nullcontext(_no_tick))
+    plans = make_plans(question, None, lambda clusters, units: contextlib.nullcontext(_silent))
     setting = {
         "title": "Demand of 85 A100-80GB, at most 0.1% of requests rejected",
         "target_rejected_share": question.target,
@@ -204,9 +205,9 @@ def planning() -> Figure:
 
 
 def kubernetes() -> Figure:
-    """What `benchmarks/kube_bench.py` measured last; its results are beside the document.
+    """The last results of `benchmarks/kube_bench.py`, read from the file next to the document.
 
-    Bars are means over seeds, dots are seeds, dashes are what the simulator foretells.
+    Bars are means over seeds, dots are seeds, dashes are the simulator's forecasts.
     """
     measured = json.loads((HERE / "kubernetes-performance.json").read_text(encoding="utf-8"))
     highest = max(stream["load"] for stream in measured["streams"])
@@ -251,8 +252,8 @@ def kubernetes() -> Figure:
                         if len(found) > 1:
                             axis.plot([x] * len(found), found, ".", color="black", markersize=3)
                         if part == "together":
-                            foretold = [times * stream["forecast"][part][column] for stream in mine]
-                            found.append(sum(foretold) / len(foretold))
+                            forecast = [times * stream["forecast"][part][column] for stream in mine]
+                            found.append(sum(forecast) / len(forecast))
                             axis.plot(
                                 [x - 0.18, x + 0.18],
                                 [found[-1]] * 2,
@@ -279,7 +280,7 @@ def kubernetes() -> Figure:
     return figure
 
 
-def _no_tick(units: int) -> None:
+def _silent(units: int) -> None:
     pass
 
 
@@ -293,10 +294,10 @@ def _mean_fragmentation() -> list[Row]:
 
 PICTURES: dict[str, Callable[[], Figure]] = {
     "same-tenants": same_tenants,
-    "arrival": of_tutorial("arrival"),
-    "termination": of_tutorial("termination"),
-    "best-fit-rejection": of_tutorial("best_fit_rejection"),
-    "load-balancing-rejection": of_tutorial("load_balancing_rejection"),
+    "arrival": tutorial_figure("arrival"),
+    "termination": tutorial_figure("termination"),
+    "best-fit-rejection": tutorial_figure("best_fit_rejection"),
+    "load-balancing-rejection": tutorial_figure("load_balancing_rejection"),
     "steady": lambda: steady_bars(steady_rows(steady_outcome())),
     "published": lambda: bars_at_demand(_published_rows(), published=published().figures),
     "demand-uniform": lambda: demand_curves(_published_rows(), "uniform"),
@@ -308,11 +309,11 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "planning": planning,
     "kubernetes": kubernetes,
 }
-"""How each picture is drawn, by its name."""
+"""The function that draws each picture, by name."""
 
 
 def write(name: str) -> Path:
-    """Draw a picture and write it as PNG, with no date in it."""
+    """Draw a picture and write it as PNG, without a date in its metadata."""
     FOLDER.mkdir(exist_ok=True)
     path = FOLDER / f"{name}.png"
     with house_style():

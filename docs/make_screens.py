@@ -1,11 +1,11 @@
-"""Take the pictures of the dashboard's document, from a running demonstration.
+"""Take the screenshots of docs/dashboard.md from a running demo.
 
     .venv/bin/python docs/make_screens.py [SECONDS]
 
-Starts `slicewise demo` on a free port, lets it run for so many seconds (150 unless given), and
-takes the pictures with Chromium. The recording of Compare is always the same run; the rest shows
-whatever the demonstration's tenants happen to do. The picture of a Kubernetes cluster needs one:
-`tests/k8s/test_dashboard.py` takes it when SLICEWISE_SCREENS is set.
+Starts `slicewise demo` on a free port, lets it run (150 seconds by default), and takes screenshots
+with Chromium. The recording of Compare always shows the same run; the other pages show random
+traffic. The screenshot of a Kubernetes cluster is taken by `tests/kubernetes_e2e/test_dashboard.py`
+if SLICEWISE_SCREENS is set.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ QUALITY = 82
 
 
 def main() -> None:
-    """Take every picture."""
+    """Take all screenshots."""
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 150.0
     FOLDER.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder, demonstration(Path(folder)) as demo:
+    with tempfile.TemporaryDirectory() as folder, start_demo(Path(folder)) as demo:
         assert demo.stdout is not None
         url = token = ""
         for line in demo.stdout:
@@ -60,15 +60,15 @@ def main() -> None:
             demo.terminate()
 
 
-def demonstration(folder: Path) -> subprocess.Popen[str]:
-    """A demonstration with brisk traffic."""
+def start_demo(folder: Path) -> subprocess.Popen[str]:
+    """Start a demo with a high request rate."""
     command = [sys.executable, "-m", "slicewise.cli", "demo", "--data", str(folder / "demo")]
     command += ["--listen", "127.0.0.1:0", "--rate", "9", "--hold", "12"]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
-def entered(browser: Browser, url: str, token: str, path: str, scheme: str = "light") -> Page:
-    """A page that somebody with this token looks at."""
+def signed_in(browser: Browser, url: str, token: str, path: str, scheme: str = "light") -> Page:
+    """Open a page and sign in with the token."""
     page = browser.new_page(viewport=WIDE, color_scheme=scheme, locale="en")  # type: ignore[arg-type]
     page.goto(f"{url}/{path}")
     page.get_by_label("Token").fill(token)
@@ -78,12 +78,12 @@ def entered(browser: Browser, url: str, token: str, path: str, scheme: str = "li
 
 
 def record(browser: Browser, url: str, token: str) -> None:
-    """Compare as it runs, frame by frame."""
-    page = entered(browser, url, token, "compare?length=500")
+    """Record a run of Compare, frame by frame."""
+    page = signed_in(browser, url, token, "compare?length=500")
     page.set_viewport_size({"width": 1160, "height": 1000})
-    place = page.get_by_label("Request", exact=True)
-    expect(place).to_be_visible()
-    top, bottom = (page.locator(s).bounding_box() for s in (".told", ".duel"))
+    request = page.get_by_label("Request", exact=True)
+    expect(request).to_be_visible()
+    top, bottom = (page.locator(s).bounding_box() for s in (".told", ".comparison"))
     assert top is not None
     assert bottom is not None
     clip = {
@@ -94,7 +94,7 @@ def record(browser: Browser, url: str, token: str) -> None:
     }
     frames = []
     for step in RECORDED:
-        place.fill(str(step))
+        request.fill(str(step))
         expect(page.locator("#compare-place")).to_have_text(f"{step} of 500")
         shot = page.screenshot(clip=clip)  # type: ignore[arg-type]
         frames.append(Image.open(io.BytesIO(shot)).convert("RGB"))
@@ -112,37 +112,37 @@ def record(browser: Browser, url: str, token: str) -> None:
 
 
 def take(browser: Browser, url: str, token: str) -> None:
-    """A picture of each page that the document shows."""
-    page = entered(browser, url, token, "cluster")
+    """Take a screenshot of each page that the document shows."""
+    page = signed_in(browser, url, token, "cluster")
     page.get_by_role("application").focus()
-    keep(page, "cluster")
+    save_screenshot(page, "cluster")
     page.close()
-    for place, inside, scheme in (
+    for path, selector, scheme in (
         ("ask", "#verdict", "light"),
-        ("lately", ".chart svg", "light"),
+        ("overview", ".chart svg", "light"),
         ("defrag?profile=7g.80gb", ".moves, .stand-in:not(.loading)", "dark"),
     ):
-        page = entered(browser, url, token, place, scheme)
-        expect(page.locator(inside).first).to_be_visible()
-        if place == "ask":
+        page = signed_in(browser, url, token, path, scheme)
+        expect(page.locator(selector).first).to_be_visible()
+        if path == "ask":
             page.get_by_label("Profile", exact=True).select_option("2g.20gb")
             expect(page.locator("#verdict")).to_contain_text("2g.20gb")
-        if place.startswith("defrag"):
+        if path.startswith("defrag"):
             wait_for_a_plan(page)
-        keep(page, place.partition("?")[0] + ("-dark" if scheme == "dark" else ""))
+        save_screenshot(page, path.partition("?")[0] + ("-dark" if scheme == "dark" else ""))
         page.close()
 
 
 def wait_for_a_plan(page: Page) -> None:
-    """Plan again until the tenants have left the cluster so that there is something to move."""
+    """Plan again until the cluster is fragmented enough for a plan with moves."""
     while not page.locator(".moves").count():
         page.wait_for_timeout(1000)
         page.get_by_role("button", name="Plan again").click()
         expect(page.locator(".moves, .stand-in:not(.loading)").first).to_be_visible()
 
 
-def keep(page: Page, name: str) -> None:
-    """A picture of what is on the screen."""
+def save_screenshot(page: Page, name: str) -> None:
+    """Save a screenshot of the page."""
     page.wait_for_timeout(300)
     picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
     picture.save(FOLDER / f"{name}.webp", quality=QUALITY, method=6)

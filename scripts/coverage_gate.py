@@ -1,11 +1,10 @@
-"""Fail unless the gated rooms of the package are covered completely.
+"""Fail unless the gated rooms have full line and branch coverage.
 
 Usage: coverage_gate.py [coverage.json]
 
-Reads a JSON report of coverage.py, prints the total of each room (each direct
-subpackage of slicewise), and exits with 1 unless every file of the gated rooms
-has all of its lines and branches covered. A file that the report does not
-mention counts as not covered. Exits with 2 when the report cannot be used.
+Reads a JSON report of coverage.py and prints the coverage of each room (each direct subpackage of
+slicewise). Exits with 1 if a file of a gated room has an uncovered line or branch, or is missing
+from the report. Exits with 2 if the report cannot be used.
 """
 
 import json
@@ -21,7 +20,7 @@ TOP = "(top level)"
 
 @dataclass
 class Room:
-    """Coverage counts of one room, and what its files lack."""
+    """Coverage counts of one room, and the gaps of its files."""
 
     files: int = 0
     lines: int = 0
@@ -32,7 +31,7 @@ class Room:
     gaps: list[str] = field(default_factory=list)
 
     def add(self, name: str, entry: dict[str, Any] | None) -> None:
-        """Count one file; `entry` is its part of the report, if it has one."""
+        """Add the counts of one file; `entry` is its part of the report, or None."""
         self.files += 1
         if entry is None:
             self.gaps.append(f"{name}: not in the report")
@@ -57,7 +56,7 @@ class Room:
 
     @property
     def percent(self) -> float:
-        """Share of lines and branches covered, rounded down to a tenth."""
+        """Covered share of lines and branches, rounded down to a tenth of a percent."""
         total = self.lines + self.branches
         if total == 0:
             return 100.0
@@ -73,7 +72,7 @@ def load(report: Path) -> dict[Path, dict[str, Any]]:
 
 
 def collect(entries: dict[Path, dict[str, Any]]) -> dict[str, Room]:
-    """Sum the files of the package up by room."""
+    """Sum the files of the package by room."""
     rooms: dict[str, Room] = {name: Room() for name in GATED}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE).parts

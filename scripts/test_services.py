@@ -1,10 +1,10 @@
-"""Find the programs that the tests start, and install them where possible.
+"""Find the external programs that the tests start, and install them if possible.
 
 Usage: test_services.py
 
 Prints the folder of the PostgreSQL programs and the paths of the browser, the proxies and openssl.
-Where they are missing, root on Debian or Ubuntu gets them from the distribution's packages;
-elsewhere this exits with 1 and says what to install.
+Missing programs are installed from the distribution's packages if this runs as root on Debian or
+Ubuntu. Otherwise it exits with 1 and names the package to install.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from pathlib import Path
 PACKAGE = "postgresql"
 BROWSER = "chromium"
 PROGRAMS = ("nginx", "haproxy", "openssl", "faketime")
-"""Packages that are called like the one program the tests want of them."""
+"""Programs with the same name as their package."""
 INSTALL_SECONDS = 600
 
 
 class MissingServiceError(Exception):
-    """A service that the tests need is not here and cannot be installed."""
+    """Raised when a program is missing and cannot be installed."""
 
 
 def postgres_programs() -> Path | None:
-    """The folder that holds initdb and postgres, of the newest version there is."""
+    """Return the folder with initdb and postgres of the newest installed version."""
     named = os.environ.get("PG_BIN")
     on_path = shutil.which("initdb")
     candidates = [
@@ -48,7 +48,7 @@ def postgres_programs() -> Path | None:
 
 
 def chromium_program() -> Path | None:
-    """Chromium, wherever it is called how."""
+    """Return the path of Chromium or Chrome, under any of its names."""
     named = os.environ.get("CHROMIUM")
     if named:
         return Path(named)
@@ -60,22 +60,22 @@ def chromium_program() -> Path | None:
 
 
 def require_postgres() -> Path:
-    """The folder of the PostgreSQL programs, which are installed if need be and possible."""
+    """Return the folder of the PostgreSQL programs; install them if necessary."""
     return _require(
         "PostgreSQL", PACKAGE, "the folder of its programs in PG_BIN", postgres_programs
     )
 
 
 def require_chromium() -> Path:
-    """The browser that the dashboard is tried in, installed if need be and possible."""
+    """Return the path of the browser for the dashboard tests; install it if necessary."""
     return _require("Chromium", BROWSER, "the program in CHROMIUM", chromium_program)
 
 
 def require_program(name: str) -> Path:
-    """A program that its package is called by, such as a proxy, installed if need be."""
+    """Return the path of a program with the name of its package; install it if necessary."""
 
     def find() -> Path | None:
-        # Programs of the system are not on everyone's path.
+        # /usr/sbin is not on the PATH of unprivileged users.
         found = shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin")
         return Path(found) if found else None
 
@@ -93,10 +93,18 @@ def _require(what: str, package: str, otherwise: str, find: Callable[[], Path | 
             f"package {package}, or name {otherwise}"
         )
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    # Tests run side by side, and only one of them can install at a time.
-    patient = f"-oDPkg::Lock::Timeout={INSTALL_SECONDS}"
-    install = [apt, "install", patient, "--yes", "--quiet", "--no-install-recommends", package]
-    for command in ([apt, "update", patient, "--quiet"], install):
+    # Tests run in parallel, and only one process at a time can install.
+    lock_wait = f"-oDPkg::Lock::Timeout={INSTALL_SECONDS}"
+    install = [
+        apt,
+        "install",
+        lock_wait,
+        "--yes",
+        "--quiet",
+        "--no-install-recommends",
+        package,
+    ]
+    for command in ([apt, "update", lock_wait, "--quiet"], install):
         try:
             done = subprocess.run(
                 command,
@@ -111,19 +119,19 @@ def _require(what: str, package: str, otherwise: str, find: Callable[[], Path | 
                 f"{what} is not installed, and '{' '.join(command)}' took too long"
             ) from None
         problem = done.stderr.strip().splitlines()[-1:]
-        # Lists that cannot be updated may still name the package, so only installing must work.
+        # Package lists that failed to update may still contain the package: ignore that failure.
         if done.returncode and command is install:
             raise MissingServiceError(
                 f"{what} is not installed, and '{' '.join(command)}' failed: {problem}"
             )
     found = find()
     if found is None:
-        raise MissingServiceError(f"the package {package} was installed and brought no {what}")
+        raise MissingServiceError(f"the package {package} was installed, but {what} was not found")
     return found
 
 
 def main() -> int:
-    """Print where they are."""
+    """Print the paths of all programs."""
     try:
         print(require_postgres())
         print(require_chromium())

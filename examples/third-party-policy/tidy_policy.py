@@ -1,16 +1,16 @@
-"""A policy of one's own: shorten the longest run of free slices as little as possible."""
+"""An example policy: keep the longest run of free slices as long as possible."""
 
 from slicewise import Geometry, Profile, ScorePolicy
 
 
 class Tidy(ScorePolicy):
-    """Scores a placement by how much it cuts off the longest free run; ties go to fuller GPUs."""
+    """Minimize the loss of the longest free run; prefer fuller GPUs among equals."""
 
     name = "tidy"
-    summary = "Shortens the longest run of free slices least, on the fullest such GPU."
+    summary = "Keeps the longest run of free slices; prefers fuller GPUs."
 
     def score(self, geometry: Geometry, profile: Profile, mask: int, start: int) -> tuple[int, int]:
-        """Lower is better."""
+        """Return the cost of a placement; lower is better."""
 
         def longest_run(taken: int) -> int:
             return max(map(len, geometry.mask_text(taken).split("1")))

@@ -1,4 +1,4 @@
-"""Locks on files, held by one process at a time and ended by the operating system with it."""
+"""File locks: held by one process at a time, and released by the system when it ends."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class InUseError(SlicewiseError):
 
 
 class FileLock:
-    """Holds a file until it is released, or the process ends in any way.
+    """Locks a file until `release`, or until the process ends.
 
-    The file is made where there is none, and says which process holds it. With ``create=False`` it
-    belongs to others: it is locked, never written. With ``shared=True``, others may share the lock.
-    Raises InUseError, or OSError where the file cannot be opened or locked.
+    The file is created if missing, and contains the id of the process. With ``create=False`` an
+    existing file is locked and not written to. With ``shared=True`` others may share the lock.
+    Raises InUseError, or OSError if the file cannot be opened or locked.
     """
 
     def __init__(self, path: Path, *, create: bool = True, shared: bool = False) -> None:
@@ -35,17 +35,17 @@ class FileLock:
             self.release()
             raise
         if create:
-            # For people only: the lock is what counts, so an old number, or none, is no harm.
+            # For error messages only: a stale id, or none, does no harm.
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file, 0)
                 os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
-        """Let other processes have the file."""
+        """Unlock the file."""
         os.close(self._file)
 
 
 def held(path: Path, holder: object = "") -> InUseError:
-    """The error that names the process which holds a file, if it is known."""
+    """The error for a locked file; it names the process if that is known."""
     who = f"process {holder}" if holder else "another process"
     return InUseError(f"{who} holds {str(path)!r}")

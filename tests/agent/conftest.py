@@ -1,4 +1,4 @@
-"""What the tests of the agent share: the fake driver, built once, and machines on it."""
+"""Fixtures: the fake driver library and simulated machines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slicewise.fakedriver import Machine, build
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The fake driver's library."""
+    """The fake driver library."""
     return build(tmp_path_factory.getbasetemp().parent / "fakedriver")
 
 
@@ -23,7 +23,7 @@ MachineMaker = Callable[..., Machine]
 
 @pytest.fixture
 def machine_of(tmp_path: Path) -> MachineMaker:
-    """Makes machines that do not exist."""
+    """A function that creates simulated machines."""
     made: list[Machine] = []
 
     def make(model: str = "H200-141GB", gpus: int = 1, mig: bool = True) -> Machine:
@@ -38,12 +38,12 @@ def machine_of(tmp_path: Path) -> MachineMaker:
 
 @pytest.fixture
 def opened(library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Machine], Nvml]]:
-    """Opens the driver of a machine in this process, through NVIDIA's own binding."""
-    ctypes.CDLL(str(library))  # The linker knows it by its name from now on.
+    """A function that opens the driver of a machine in this process, through pynvml."""
+    ctypes.CDLL(str(library))  # pynvml loads the same SONAME and gets this library.
     drivers: list[Nvml] = []
 
     def open_driver(machine: Machine) -> Nvml:
-        for driver in drivers:  # The library knows one machine until everybody has let go of it.
+        for driver in drivers:  # The library is attached to one machine at a time.
             driver.close()
         for name, value in machine.environment(library).items():
             if name != "LD_LIBRARY_PATH":

@@ -1,4 +1,4 @@
-"""A service of a few lines that speaks the agents' contract over HTTP, for one node."""
+"""A minimal service with the agent routes, for one node."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
-from tests.agent.simulated import Office
+from tests.agent.simulated import ServiceState
 
-from slicewise.agent.wanted import Evicted, Wanted
+from slicewise.agent.desired_state import DesiredInstance, Eviction
 
 TOKEN = "t-secret"
 
 
 class TinyService:
-    """What the service knows, and how it is told; tests change it and wait for it."""
+    """The state of the service and the requests it received."""
 
     def __init__(self) -> None:
-        self.office = Office()
+        self.state = ServiceState()
         self.changed = threading.Condition()
         self.seq = 1
         self.session = ""
@@ -29,14 +29,14 @@ class TinyService:
         self.reports: list[dict[str, object]] = []
         self.requests: list[str] = []
         self.refusals: list[tuple[int, dict[str, object]]] = []
-        """Answers to give instead of the next ones."""
+        """Answers that replace the next ones."""
         self.url = ""
 
     @contextmanager
-    def changing(self) -> Iterator[Office]:
-        """Change what is wanted; polls are answered."""
+    def changing(self) -> Iterator[ServiceState]:
+        """Change the desired state; open polls are answered."""
         with self.changed:
-            yield self.office
+            yield self.state
             self.seq += 1
             self.changed.notify_all()
 
@@ -48,7 +48,7 @@ class TinyService:
             self.requests.append(f"{method} {parts.path}")
             self.changed.notify_all()
             if token != f"Bearer {TOKEN}":
-                return 401, {"detail": "nobody knows this token", "status": 401}
+                return 401, {"detail": "unknown token", "status": 401}
             if self.refusals:
                 return self.refusals.pop(0)
             if parts.path == "/v1/agent/hello":
@@ -73,17 +73,17 @@ class TinyService:
             "boot", "agent", "driver", "model", "geometry", "disagreements", "gpus",
         }  # fmt: skip
         if self.hellos and self.hellos[-1]["boot"] != body["boot"]:
-            self.office.forget_uuids()
+            self.state.forget_uuids()
         self.hellos.append(body)
         self.session = f"s{len(self.hellos)}"
         self.changed.notify_all()
         return 200, {"session": self.session, "node": "gpu-07"}
 
     def _report(self, body: dict[str, object]) -> tuple[int, dict[str, object]]:
-        told = {name: value for name, value in body.items() if name != "session"}
-        assert set(told) == {"gpus", "instances", "foreign"}
-        self.reports.append(told)
-        if self.office.hear(told):
+        reported = {name: value for name, value in body.items() if name != "session"}
+        assert set(reported) == {"gpus", "instances", "foreign"}
+        self.reports.append(reported)
+        if self.state.receive_report(reported):
             self.seq += 1
         self.changed.notify_all()
         return 200, {"seq": self.seq}
@@ -91,23 +91,23 @@ class TinyService:
     def _desired(self) -> dict[str, object]:
         return {
             "seq": self.seq,
-            "instances": [_instance(item) for item in self.office.wanted.values()],
-            "evict": [_eviction(item) for item in self.office.evict],
+            "instances": [_instance(item) for item in self.state.instances.values()],
+            "evict": [_eviction(item) for item in self.state.evict],
         }
 
 
-def _instance(item: Wanted) -> dict[str, object]:
-    told = {k: v for k, v in vars(item).items() if k != "present"}
-    return {**told, "wanted": "present" if item.present else "absent"}
+def _instance(item: DesiredInstance) -> dict[str, object]:
+    reported = {k: v for k, v in vars(item).items() if k != "present"}
+    return {**reported, "wanted": "present" if item.present else "absent"}
 
 
-def _eviction(item: Evicted) -> dict[str, object]:
+def _eviction(item: Eviction) -> dict[str, object]:
     return dict(vars(item))
 
 
 @contextmanager
 def serving(service: TinyService, context: ssl.SSLContext | None = None) -> Iterator[TinyService]:
-    """The service at an address of its own."""
+    """Serve HTTP on a free port."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -130,7 +130,7 @@ def serving(service: TinyService, context: ssl.SSLContext | None = None) -> Iter
                 self.end_headers()
                 self.wfile.write(data)
             except OSError:
-                self.close_connection = True  # The agent is dead.
+                self.close_connection = True  # The agent was killed.
 
         def log_message(self, *_: object) -> None: ...
 
@@ -138,7 +138,7 @@ def serving(service: TinyService, context: ssl.SSLContext | None = None) -> Iter
         daemon_threads = True
         block_on_close = False
 
-        def handle_error(self, *_: object) -> None: ...  # A killed agent cuts its connections.
+        def handle_error(self, *_: object) -> None: ...  # A killed agent drops its connections.
 
     server = Server(("127.0.0.1", 0), Handler)
     if context is not None:

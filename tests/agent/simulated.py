@@ -1,8 +1,8 @@
-"""A node that is simulated in memory: a driver, a service, and an agent that can die at any step.
+"""A node simulated in memory: a driver, a service, and an agent that can be killed at any step.
 
-Small and readable on purpose: the fake driver is the faithful one, this is the one that runs
-thousands of times. Every call and every write to disk is a *tick*; the process can be killed
-before or after the effect of any of them.
+It is small and fast, so tests run it thousands of times; the fake driver is the faithful
+simulation. Every driver call and every write to disk is a step. The agent can be killed before or
+after the effect of any step.
 """
 
 from __future__ import annotations
@@ -11,43 +11,42 @@ import random
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from slicewise.agent.carrying import Carrier, Phase
 from slicewise.agent.cdi import Cdi
+from slicewise.agent.desired_state import Desired, DesiredInstance, Eviction
 from slicewise.agent.driver import (
     IN_USE,
     INVALID_STATE,
     NOT_FOUND,
-    At,
     ComputeReading,
     DriverError,
     GpuReading,
     InstanceReading,
+    InstanceRef,
     ProfileReading,
     Usage,
 )
 from slicewise.agent.health import Health
-from slicewise.agent.node import Node
+from slicewise.agent.node_state import GpuIndex, Node
+from slicewise.agent.reconciler import Phase, Reconciler
 from slicewise.agent.record import Record, Stage
-from slicewise.agent.reporting import report
-from slicewise.agent.seats import Seats
-from slicewise.agent.wanted import Desired, Evicted, Wanted
+from slicewise.agent.reports import report
 from slicewise.catalog.library import Catalog
 
 INSUFFICIENT = 23
 
 
 class Killed(BaseException):
-    """The agent's process is no more."""
+    """Raised in place of a kill of the agent's process."""
 
 
-class Ticks:
-    """Counts what an agent does, and kills it, or lets a call fail, at the moment that was set."""
+class Steps:
+    """Counts the steps of an agent, and kills it or fails a call at given steps."""
 
     def __init__(self) -> None:
         self.count = 0
         self.kill_at: set[int] = set()
         self.fail_at: dict[int, tuple[int, bool]] = {}
-        """By tick: the code, and whether the work is done all the same."""
+        """By step: the error code, and whether the call takes effect nevertheless."""
 
     def before(self, call: str) -> None:
         self.count += 1
@@ -67,14 +66,14 @@ class Ticks:
 
 @dataclass
 class Hardware:
-    """The GPUs, which outlive every agent."""
+    """The GPUs, which outlive agents."""
 
     gpus: dict[str, list[InstanceReading]]
     mig: dict[str, bool | None] = field(default_factory=dict)
     busy: set[tuple[str, int]] = field(default_factory=set)
     missing: set[str] = field(default_factory=set)
-    strangers: set[str] = field(default_factory=set)
-    """UUIDs of instances the agent did not make."""
+    foreign: set[str] = field(default_factory=set)
+    """UUIDs of foreign instances."""
     serial: int = 0
     boot: int = 1
 
@@ -110,20 +109,20 @@ class Hardware:
         self.serial += 1
         return f"MIG-{self.serial}"
 
-    def stranger_makes(self, gpu: str, profile: str, start: int) -> bool:
-        """Somebody makes an instance by hand; False where it does not fit."""
+    def create_foreign(self, gpu: str, profile: str, start: int) -> bool:
+        """Create a foreign instance; return False if it does not fit."""
         offer = next(p for p in self.profiles() if p.name == profile)
         if self.mig.get(gpu, True) is not True:
             return False
         try:
-            self.strangers.add(self.add(gpu, offer.id, start, True).uuid)
+            self.foreign.add(self.add(gpu, offer.id, start, True).uuid)
         except DriverError:
             return False
         return True
 
     def wipe(self, gpu: str) -> None:
         for instance in self.gpus[gpu]:
-            self.strangers -= {c.uuid for c in instance.compute}
+            self.foreign -= {c.uuid for c in instance.compute}
         self.gpus[gpu].clear()
 
     def reboot(self) -> None:
@@ -138,11 +137,11 @@ class Hardware:
 
 
 class SimulatedDriver:
-    """The hardware as an agent's process sees it."""
+    """The driver interface of the simulated hardware."""
 
-    def __init__(self, hardware: Hardware, ticks: Ticks) -> None:
+    def __init__(self, hardware: Hardware, steps: Steps) -> None:
         self.hardware = hardware
-        self.ticks = ticks
+        self.steps = steps
         self.xids: list[tuple[str, int]] = []
         self.readings = Usage(40, 0, 0)
         self.running: list[int] = []
@@ -154,11 +153,11 @@ class SimulatedDriver:
         return "580.1"
 
     def gpus(self) -> list[str | DriverError]:
-        self.ticks.before("gpus")
+        self.steps.before("gpus")
         return [gpu for gpu in self.hardware.gpus if gpu not in self.hardware.missing]
 
     def read(self, gpu: str) -> GpuReading:
-        self.ticks.before("read")
+        self.steps.before("read")
         if gpu in self.hardware.missing or gpu not in self.hardware.gpus:
             raise DriverError(NOT_FOUND, "read")
         mig = self.hardware.mig.get(gpu, True)
@@ -180,36 +179,36 @@ class SimulatedDriver:
         return self.running
 
     def create_gpu_instance(self, gpu: str, profile_id: int, start: int, size: int) -> None:
-        self.ticks.before("create_gpu_instance")
+        self.steps.before("create_gpu_instance")
         self.hardware.add(gpu, profile_id, start, False)
-        self.ticks.after("create_gpu_instance")
+        self.steps.after("create_gpu_instance")
 
-    def create_compute_instance(self, at: At) -> None:
-        self.ticks.before("create_compute_instance")
-        found = self._find(at)
+    def create_compute_instance(self, target: InstanceRef) -> None:
+        self.steps.before("create_compute_instance")
+        found = self._find(target)
         if found.compute:
             raise DriverError(INSUFFICIENT, "create_compute_instance")
-        self._replace(at.gpu, found, (ComputeReading(0, self.hardware.uuid()),))
-        self.ticks.after("create_compute_instance")
+        self._replace(target.gpu, found, (ComputeReading(0, self.hardware.uuid()),))
+        self.steps.after("create_compute_instance")
 
-    def destroy_compute_instance(self, at: At, compute: ComputeReading) -> None:
-        self.ticks.before("destroy_compute_instance")
-        found = self._find(at)
+    def destroy_compute_instance(self, target: InstanceRef, compute: ComputeReading) -> None:
+        self.steps.before("destroy_compute_instance")
+        found = self._find(target)
         if compute not in found.compute:
             raise DriverError(INVALID_STATE, "destroy_compute_instance")
-        if (at.gpu, at.start) in self.hardware.busy:
+        if (target.gpu, target.start) in self.hardware.busy:
             raise DriverError(IN_USE, "destroy_compute_instance")
-        self.hardware.strangers -= {compute.uuid}
-        self._replace(at.gpu, found, tuple(c for c in found.compute if c != compute))
-        self.ticks.after("destroy_compute_instance")
+        self.hardware.foreign -= {compute.uuid}
+        self._replace(target.gpu, found, tuple(c for c in found.compute if c != compute))
+        self.steps.after("destroy_compute_instance")
 
-    def destroy_gpu_instance(self, at: At) -> None:
-        self.ticks.before("destroy_gpu_instance")
-        found = self._find(at)
+    def destroy_gpu_instance(self, target: InstanceRef) -> None:
+        self.steps.before("destroy_gpu_instance")
+        found = self._find(target)
         if found.compute:
             raise DriverError(IN_USE, "destroy_gpu_instance")
-        self.hardware.gpus[at.gpu].remove(found)
-        self.ticks.after("destroy_gpu_instance")
+        self.hardware.gpus[target.gpu].remove(found)
+        self.steps.after("destroy_gpu_instance")
 
     def enable_mig(self, gpu: str) -> None:
         if self.mig_status:
@@ -221,10 +220,10 @@ class SimulatedDriver:
 
     def close(self) -> None: ...
 
-    def _find(self, at: At) -> InstanceReading:
-        for there in self.hardware.gpus[at.gpu]:
-            if (there.id, there.profile_id, there.start) == (at.id, at.profile_id, at.start):
-                return there
+    def _find(self, target: InstanceRef) -> InstanceReading:
+        for found in self.hardware.gpus[target.gpu]:
+            if InstanceRef(target.gpu, found.id, found.profile_id, found.start) == target:
+                return found
         raise DriverError(INVALID_STATE, "find")
 
     def _replace(
@@ -235,141 +234,141 @@ class SimulatedDriver:
 
 
 @dataclass
-class Office:
-    """A service as the contract has it: what it wants, and what it was told."""
+class ServiceState:
+    """The service's side of the protocol: the desired state and what agents reported."""
 
-    wanted: dict[tuple[str, int], Wanted] = field(default_factory=dict)
-    evict: list[Evicted] = field(default_factory=list)
-    told: dict[str, object] = field(default_factory=dict)
+    instances: dict[tuple[str, int], DesiredInstance] = field(default_factory=dict)
+    evict: list[Eviction] = field(default_factory=list)
+    last_report: dict[str, object] = field(default_factory=dict)
     phases: dict[tuple[str, int], dict[str, object]] = field(default_factory=dict)
     failures: dict[tuple[str, int], str] = field(default_factory=dict)
     released: set[tuple[str, int]] = field(default_factory=set)
 
     def desired(self) -> Desired:
-        return Desired(1, tuple(self.wanted.values()), tuple(self.evict))
+        return Desired(1, tuple(self.instances.values()), tuple(self.evict))
 
     def place(self, allocation: str, gpu: str, profile: str, start: int, size: int) -> None:
-        item = Wanted(allocation, 0, gpu, profile, start, size, True)
-        self.wanted[item.part] = item
+        item = DesiredInstance(allocation, 0, gpu, profile, start, size, True)
+        self.instances[item.part] = item
 
     def release(self, allocation: str) -> None:
-        self.wanted[allocation, 0] = replace(self.wanted[allocation, 0], present=False)
+        self.instances[allocation, 0] = replace(self.instances[allocation, 0], present=False)
 
-    def hear(self, told: dict[str, object]) -> bool:
-        """Take a report in; says whether what is wanted has changed."""
+    def receive_report(self, reported: dict[str, object]) -> bool:
+        """Process a report; return whether the desired state changed."""
         before = self.desired()
-        self.told = told
-        instances = told["instances"]
+        self.last_report = reported
+        instances = reported["instances"]
         assert isinstance(instances, list)
         for one in instances:
             part = (one["allocation"], one["index"])
-            item = self.wanted.get(part)
+            item = self.instances.get(part)
             if item is None:
                 continue
             self.phases[part] = one
             if one["phase"] == "active":
-                self.wanted[part] = replace(item, uuid=one["uuid"])
+                self.instances[part] = replace(item, uuid=one["uuid"])
             elif one["phase"] == "failed":
                 self.failures[part] = one["detail"]
-                self.wanted[part] = replace(item, present=False)
+                self.instances[part] = replace(item, present=False)
             elif one["phase"] == "gone" and not item.present:
-                del self.wanted[part]
+                del self.instances[part]
                 self.released.add(part)
-        foreign = told["foreign"]
+        foreign = reported["foreign"]
         assert isinstance(foreign, list)
-        there = {(f["gpu"], f["profile"], f["start"], f["uuid"]) for f in foreign}
-        self.evict = [e for e in self.evict if (e.gpu, e.profile, e.start, e.uuid) in there]
+        existing = {(f["gpu"], f["profile"], f["start"], f["uuid"]) for f in foreign}
+        self.evict = [e for e in self.evict if (e.gpu, e.profile, e.start, e.uuid) in existing]
         return self.desired() != before
 
     def forget_uuids(self) -> None:
-        """As the service does when the boot id has changed: all stays wanted."""
-        self.wanted = {part: replace(item, uuid="") for part, item in self.wanted.items()}
+        """Forget all UUIDs, as the service does after a reboot; instances stay desired."""
+        self.instances = {part: replace(item, uuid="") for part, item in self.instances.items()}
 
     def blocked(self, gpu: str, start: int, size: int) -> bool:
-        """Whether the scheduler would place nothing there."""
-        foreign = self.told.get("foreign", [])
+        """Whether known instances occupy any of these slices."""
+        foreign = self.last_report.get("foreign", [])
         assert isinstance(foreign, list)
         taken = [(f["gpu"], f["start"], f["size"]) for f in foreign]
-        taken += [(w.gpu, w.start, w.size) for w in self.wanted.values()]
+        taken += [(w.gpu, w.start, w.size) for w in self.instances.values()]
         return any(g == gpu and s < start + size and start < s + n for g, s, n in taken)
 
 
 class World:
-    """A node, its service, and the agent between them; only the agent dies."""
+    """A node, its service and its agent, which can be killed."""
 
     def __init__(self, folder: Path, gpus: int = 1, cdi: bool = True) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self.hardware = Hardware.of(gpus)
-        self.office = Office()
-        self.ticks = Ticks()
-        self.driver = SimulatedDriver(self.hardware, self.ticks)
+        self.service = ServiceState()
+        self.steps = Steps()
+        self.driver = SimulatedDriver(self.hardware, self.steps)
         self.now = 0.0
-        self.deaths = 0
-        self.failed_look = False
+        self.kills = 0
+        self.failed_refresh = False
         self.cdi = Cdi(folder / "cdi", "580.1", folder) if cdi else None
         self.reboots = self.hardware.boot
         self.start()
 
     def start(self) -> None:
-        """A new process of the agent: it knows what is on disk."""
+        """Start a new agent, which has only the files of the previous one."""
         boot = str(self.hardware.boot)
         if self.reboots != self.hardware.boot:
             self.reboots = self.hardware.boot
-            self.office.forget_uuids()
-        node = Node(self.driver, Seats(self.folder), Health(self.folder, boot))
+            self.service.forget_uuids()
+        node = Node(self.driver, GpuIndex(self.folder), Health(self.folder, boot))
         record = Record(self.folder, boot)
-        self.carrier = Carrier(node, record, self.cdi, lambda: self.now, random.Random(1))
+        self.reconciler = Reconciler(node, record, self.cdi, lambda: self.now, random.Random(1))
 
-    def turn(self) -> None:
-        """Look, work, report; killed or not. What the service then wants is known next time."""
+    def step(self) -> None:
+        """Refresh, reconcile and report once, and restart the agent if it is killed."""
         try:
-            self.carrier.take(self.office.desired())
-            self.carrier.node.look()
-            self.carrier.round(True)
-            self.office.hear(report(self.carrier.node, self.carrier))
+            self.reconciler.set_desired(self.service.desired())
+            self.reconciler.node.refresh()
+            self.reconciler.reconcile(True)
+            self.service.receive_report(report(self.reconciler.node, self.reconciler))
         except Killed:
-            self.deaths += 1
+            self.kills += 1
             self.start()
         except DriverError:
-            self.failed_look = True  # Another one follows.
-        due = self.carrier.due()
+            self.failed_refresh = True  # The next step refreshes again.
+        due = self.reconciler.next_due()
         self.now = max(self.now + 10.0, min(due, self.now + 400.0))
 
     def settle(self, most: int = 60) -> None:
-        """Go on until nothing changes any more."""
+        """Step until nothing changes."""
         for _ in range(most):
-            before = (self.deaths, self.state())
-            self.failed_look = False
-            self.turn()
-            if self.deaths != before[0] or self.failed_look:
+            before = (self.kills, self.state())
+            self.failed_refresh = False
+            self.step()
+            if self.kills != before[0] or self.failed_refresh:
                 continue
             calm = all(
-                self.carrier.standing(item).phase in (Phase.ACTIVE, Phase.GONE, None)
-                for item in self.carrier.desired.instances
+                self.reconciler.progress(item).phase in (Phase.ACTIVE, Phase.GONE, None)
+                for item in self.reconciler.desired.instances
             )
-            if calm and before[1] == self.state() and not self.office.evict:
+            if calm and before[1] == self.state() and not self.service.evict:
                 return
 
     def state(self) -> object:
-        return (repr(self.hardware.everything), repr(self.office.desired()))
+        return (repr(self.hardware.everything), repr(self.service.desired()))
 
     def check(self) -> None:
-        """The hardware is what is wanted, strangers' instances are as they were, no more."""
-        left = dict(self.office.wanted)
-        for gpu, there in self.hardware.everything:
-            if there.uuid in self.hardware.strangers:
+        """Check that hardware, record and CDI files match the desired state."""
+        left = dict(self.service.instances)
+        for gpu, instance in self.hardware.everything:
+            if instance.uuid in self.hardware.foreign:
                 continue
-            items = [w for w in left.values() if w.key == (gpu, there.profile, there.start)]
-            assert len(items) == 1, f"{there} on {gpu} is nobody's"
+            items = [w for w in left.values() if w.key == (gpu, instance.profile, instance.start)]
+            assert len(items) == 1, f"{instance} on {gpu} is not desired"
             assert items[0].present
-            assert items[0].uuid == there.uuid != ""
+            assert items[0].uuid == instance.uuid != ""
             del left[items[0].part]
-        assert not left, f"wanted, but not there: {left}"
-        stages = {own.stage for own in self.carrier.record}
-        assert stages <= {Stage.WHOLE}
+        assert not left, f"desired, but missing: {left}"
+        stages = {own.stage for own in self.reconciler.record}
+        assert stages <= {Stage.COMPLETE}
         if self.cdi is not None:
             files = {p.name for p in self.cdi.folder.glob("*.json")}
             assert files == {
-                f"slicewise.dev-mig-{w.uuid}.json" for w in self.office.wanted.values()
+                f"slicewise.dev-mig-{w.uuid}.json" for w in self.service.instances.values()
             }

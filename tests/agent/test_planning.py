@@ -1,4 +1,4 @@
-"""Planning, swept: every kind of record against every kind of instance, present and absent."""
+"""Planning: every kind of record entry against every kind of instance."""
 
 from __future__ import annotations
 
@@ -7,63 +7,64 @@ from itertools import product
 import pytest
 from tests.agent.simulated import Hardware
 
+from slicewise.agent.desired_state import DesiredInstance, Eviction
 from slicewise.agent.driver import ComputeReading, GpuReading, InstanceReading
-from slicewise.agent.planning import Do, Step, toward_absent, toward_evicted, toward_present
-from slicewise.agent.record import Key, Own, Stage
-from slicewise.agent.wanted import Evicted, Wanted
+from slicewise.agent.planning import Action, Step, plan_absent, plan_eviction, plan_present
+from slicewise.agent.record import Key, RecordedInstance, Stage
 
 GPU = "GPU-0"
 PROFILES = Hardware.of().profiles()
 TWO = next(p for p in PROFILES if p.name == "2g.12gb")
-ITEM = Wanted("a", 0, GPU, TWO.name, 2, 2, True)
+ITEM = DesiredInstance("a", 0, GPU, TWO.name, 2, 2, True)
 KEY = ITEM.key
-DESTROYING = {Do.END, Do.END_COMPUTE}
+COMPLETING = {Action.CREATE_COMPUTE_INSTANCE, Action.RECORD_CREATED, Action.RECORD_COMPLETE}
+DESTROYING = {Action.DESTROY_GPU_INSTANCE, Action.DESTROY_COMPUTE_INSTANCE}
 
 
-class Book(dict[Key, Own]):
-    """A record that is a dictionary."""
+class FakeRecord(dict[Key, RecordedInstance]):
+    """A record in memory."""
 
 
 def gpu(*instances: InstanceReading, mig: bool | None = True) -> GpuReading:
     return GpuReading(GPU, 0, "A30", 24576, mig=mig, profiles=PROFILES, instances=instances)
 
 
-def there(id: int = 5, uuids: tuple[str, ...] = ("MIG-1",)) -> InstanceReading:
+def found(id: int = 5, uuids: tuple[str, ...] = ("MIG-1",)) -> InstanceReading:
     compute = tuple(ComputeReading(n, uuid) for n, uuid in enumerate(uuids))
     return InstanceReading(id, TWO.id, TWO.name, 2, 2, compute)
 
 
 RECORDS = [None] + [
-    Own(GPU, TWO.name, 2, 2, allocation, 0, stage, id, uuid)
+    RecordedInstance(GPU, TWO.name, 2, 2, allocation, 0, stage, id, uuid)
     for allocation, (stage, id, uuid) in product(
         ("a", "b", ""),
-        ((Stage.INTENT, None, ""), (Stage.MADE, 5, ""), (Stage.MADE, 6, ""),
-         (Stage.WHOLE, 5, "MIG-1"), (Stage.WHOLE, 5, "MIG-9"), (Stage.WHOLE, 6, "MIG-1"),
+        ((Stage.INTENT, None, ""), (Stage.CREATED, 5, ""), (Stage.CREATED, 6, ""),
+         (Stage.COMPLETE, 5, "MIG-1"), (Stage.COMPLETE, 5, "MIG-9"), (Stage.COMPLETE, 6, "MIG-1"),
          (Stage.BARE, 5, "MIG-1")),
     )
 ]  # fmt: skip
-INSTANCES = [None, *(there(uuids=u) for u in ((), ("MIG-1",), ("MIG-2",), ("MIG-1", "MIG-2")))]
+INSTANCES = [None, *(found(uuids=u) for u in ((), ("MIG-1",), ("MIG-2",), ("MIG-1", "MIG-2")))]
 UUIDS = ["", "MIG-1", "MIG-2"]
 
 
-def is_ours(own: Own | None, instance: InstanceReading | None) -> bool:
-    """The slow twin of ``Own.is_it``, case by case."""
+def is_ours(own: RecordedInstance | None, instance: InstanceReading | None) -> bool:
+    """The reference implementation of ``RecordedInstance.matches``, case by case."""
     if own is None or instance is None:
         return False
     has = [c.uuid for c in instance.compute]
     match own.stage:
         case Stage.INTENT:
             return has == []
-        case Stage.MADE:
+        case Stage.CREATED:
             return own.id == instance.id
-        case Stage.WHOLE:
+        case Stage.COMPLETE:
             return own.id == instance.id and (has == [] or own.uuid in has)
         case Stage.BARE:
             return own.id == instance.id and has == []
 
 
-def named(own: Own | None, instance: InstanceReading) -> str:
-    """By what the service knows an instance: its UUID, or the one it had while it was whole."""
+def named(own: RecordedInstance | None, instance: InstanceReading) -> str:
+    """The UUID by which the service knows an instance, even without compute instance."""
     if instance.compute:
         return instance.compute[0].uuid
     return own.uuid if own is not None and is_ours(own, instance) else ""
@@ -72,72 +73,78 @@ def named(own: Own | None, instance: InstanceReading) -> str:
 @pytest.mark.parametrize("uuid", UUIDS)
 @pytest.mark.parametrize("instance", INSTANCES)
 @pytest.mark.parametrize("own", RECORDS)
-def test_nothing_is_destroyed_that_was_not_ordered_and_is_not_known(
-    own: Own | None, instance: InstanceReading | None, uuid: str
+def test_only_ordered_and_recorded_instances_are_destroyed(
+    own: RecordedInstance | None, instance: InstanceReading | None, uuid: str
 ) -> None:
-    book = Book() if own is None else Book({KEY: own})
+    record = FakeRecord() if own is None else FakeRecord({KEY: own})
     here = gpu(*([] if instance is None else [instance]))
     ours = is_ours(own, instance)
-    assert ours == (own is not None and instance is not None and own.is_it(instance))
-    present = toward_present(Wanted(**{**vars(ITEM), "uuid": uuid}), here, book)
-    assert present.do not in DESTROYING
-    if present.do is Do.MAKE:
+    assert ours == (own is not None and instance is not None and own.matches(instance))
+    present = plan_present(DesiredInstance(**{**vars(ITEM), "uuid": uuid}), here, record)
+    assert present.action not in DESTROYING
+    if present.action is Action.CREATE_GPU_INSTANCE:
         assert instance is None
         assert own is not None
-    if present.do in (Do.MAKE_COMPUTE, Do.NOTE_MADE, Do.NOTE_WHOLE):
+    if present.action in COMPLETING:
         assert ours
         assert own is not None
         assert own.allocation == "a"
-    if present.do is Do.CLAIM:
+    if present.action is Action.ADOPT:
         assert instance is not None
         assert named(own, instance) == uuid != ""
-    absent = toward_absent(Wanted(**{**vars(ITEM), "uuid": uuid, "present": False}), here, book)
-    if absent.do in DESTROYING:
+    absent = plan_absent(
+        DesiredInstance(**{**vars(ITEM), "uuid": uuid, "present": False}), here, record
+    )
+    if absent.action in DESTROYING:
         assert ours
         assert own is not None
         assert own.allocation == "a"
-    if absent.do is Do.CLAIM:
+    if absent.action is Action.ADOPT:
         assert own is None or own.allocation != "a"
         assert instance is not None
         assert named(own, instance) == uuid != ""
     elif own is None or own.allocation != "a":
-        assert instance is None or not uuid or named(own, instance) != uuid, "it would stay"
-    evicted = toward_evicted(Evicted(GPU, TWO.name, 2, uuid), here, book, {("a", 0)})
-    if evicted.do in DESTROYING:
+        assert instance is None or not uuid or named(own, instance) != uuid, (
+            "it would never be destroyed"
+        )
+    evicted = plan_eviction(Eviction(GPU, TWO.name, 2, uuid), here, record, {("a", 0)})
+    if evicted.action in DESTROYING:
         assert ours
         assert own is not None
         assert own.allocation == ""
         assert own.uuid == uuid
-    if evicted.do is Do.CLAIM:
+    if evicted.action is Action.ADOPT:
         assert instance is not None
         assert named(own, instance) == uuid
-        assert not (ours and own is not None and own.allocation == "a"), "it is wanted"
+        assert not (ours and own is not None and own.allocation == "a"), "it is desired"
 
 
-def test_what_was_adopted_and_released_unheard_is_destroyed_but_not_what_is_listed() -> None:
-    book = Book({KEY: Own(GPU, TWO.name, 2, 2, "b", 0, Stage.WHOLE, 5, "MIG-1")})
-    item = Wanted(**{**vars(ITEM), "uuid": "MIG-1", "present": False})
-    claim = toward_absent(item, gpu(there()), book, {item.part})
-    assert (claim.do, claim.uuid) == (Do.CLAIM, "MIG-1")
-    assert toward_absent(item, gpu(there()), book, {item.part, ("b", 0)}).do is Do.NOTHING
+def test_instance_adopted_and_released_at_once_is_destroyed_unless_listed() -> None:
+    record = FakeRecord(
+        {KEY: RecordedInstance(GPU, TWO.name, 2, 2, "b", 0, Stage.COMPLETE, 5, "MIG-1")}
+    )
+    item = DesiredInstance(**{**vars(ITEM), "uuid": "MIG-1", "present": False})
+    claim = plan_absent(item, gpu(found()), record, {item.part})
+    assert (claim.action, claim.uuid) == (Action.ADOPT, "MIG-1")
+    assert plan_absent(item, gpu(found()), record, {item.part, ("b", 0)}).action is Action.NONE
 
 
-def wait(step: Step) -> str:
-    assert step.do is Do.WAIT
+def waiting_reason(step: Step) -> str:
+    assert step.action is Action.WAIT
     return step.reason
 
 
-def test_who_is_in_the_way_is_named() -> None:
-    stranger = InstanceReading(7, 14, "1g.6gb", 3, 1, (ComputeReading(0, "MIG-7"),))
-    assert "MIG-7 (1g.6gb at slice 3), which is not ours (foreign)" in wait(
-        toward_present(ITEM, gpu(stranger), Book())
+def test_blocking_instances_are_named() -> None:
+    foreign = InstanceReading(7, 14, "1g.6gb", 3, 1, (ComputeReading(0, "MIG-7"),))
+    assert "MIG-7 (1g.6gb at slice 3), which is not ours (foreign)" in waiting_reason(
+        plan_present(ITEM, gpu(foreign), FakeRecord())
     )
     key = Key(GPU, "1g.6gb", 3)
-    own = Own(GPU, "1g.6gb", 3, 1, "b", 0, Stage.WHOLE, 7, "MIG-7")
-    blocked = toward_present(ITEM, gpu(stranger), Book({key: own}), {("b", 0)})
-    assert "which is being released by b" in wait(blocked)
-    stray = toward_present(ITEM, gpu(stranger), Book({key: own}))
-    assert "which was made for b" in wait(stray)
+    own = RecordedInstance(GPU, "1g.6gb", 3, 1, "b", 0, Stage.COMPLETE, 7, "MIG-7")
+    blocked = plan_present(ITEM, gpu(foreign), FakeRecord({key: own}), {("b", 0)})
+    assert "which is being released by b" in waiting_reason(blocked)
+    stray = plan_present(ITEM, gpu(foreign), FakeRecord({key: own}))
+    assert "which was created for b" in waiting_reason(stray)
 
 
 @pytest.mark.parametrize(
@@ -150,25 +157,25 @@ def test_who_is_in_the_way_is_named() -> None:
         ({"profile": "9g.9gb"}, True, "does not offer 9g.9gb"),
     ],
 )
-def test_what_cannot_be_had_is_refused_at_once(
+def test_impossible_items_are_refused(
     changed: dict[str, object], mig: bool | None, reason: str
 ) -> None:
-    item = Wanted(**{**vars(ITEM), **changed})
-    step = toward_present(item, gpu(mig=mig), Book())
-    assert step.do is Do.REFUSE
+    item = DesiredInstance(**{**vars(ITEM), **changed})
+    step = plan_present(item, gpu(mig=mig), FakeRecord())
+    assert step.action is Action.REFUSE
     assert reason in step.reason
 
 
-def test_an_instance_others_made_compute_instances_in_is_refused() -> None:
-    own = Own(GPU, TWO.name, 2, 2, "a", 0, Stage.MADE, 5)
-    step = toward_present(ITEM, gpu(there(uuids=("x", "y"))), Book({KEY: own}))
-    assert step.do is Do.REFUSE
-    assert "somebody else made compute instances" in step.reason
+def test_instance_with_foreign_compute_instances_is_refused() -> None:
+    own = RecordedInstance(GPU, TWO.name, 2, 2, "a", 0, Stage.CREATED, 5)
+    step = plan_present(ITEM, gpu(found(uuids=("x", "y"))), FakeRecord({KEY: own}))
+    assert step.action is Action.REFUSE
+    assert "has 2 compute instances, which another program created" in step.reason
 
 
-def test_a_gpu_that_does_not_tell_its_mode_is_not_taken_for_empty() -> None:
-    own = Own(GPU, TWO.name, 2, 2, "a", 0, Stage.WHOLE, 5, "MIG-1")
-    absent = Wanted(**{**vars(ITEM), "present": False})
-    assert toward_absent(absent, gpu(mig=None), Book({KEY: own})).do is Do.WAIT
-    assert toward_absent(absent, gpu(mig=None), Book()).do is Do.NOTHING
-    assert toward_absent(absent, gpu(mig=False), Book({KEY: own})).do is Do.FORGET
+def test_gpu_with_unknown_mig_mode_is_not_taken_for_empty() -> None:
+    own = RecordedInstance(GPU, TWO.name, 2, 2, "a", 0, Stage.COMPLETE, 5, "MIG-1")
+    absent = DesiredInstance(**{**vars(ITEM), "present": False})
+    assert plan_absent(absent, gpu(mig=None), FakeRecord({KEY: own})).action is Action.WAIT
+    assert plan_absent(absent, gpu(mig=None), FakeRecord()).action is Action.NONE
+    assert plan_absent(absent, gpu(mig=False), FakeRecord({KEY: own})).action is Action.FORGET

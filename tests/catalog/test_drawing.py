@@ -8,7 +8,13 @@ import pytest
 from rich.console import Console
 
 from slicewise.catalog import Catalog, Entry, load_file, parse_entry
-from slicewise.cli.geometry import draw_model, lanes, list_models, model_as_json, models_as_json
+from slicewise.cli.geometry_drawing import (
+    draw_model,
+    lanes,
+    list_models,
+    model_as_json,
+    models_as_json,
+)
 from slicewise.core.geometry import Profile
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "my-gpu.toml"
@@ -43,7 +49,7 @@ def test_every_model_fits_80_columns_without_colour(entry: Entry) -> None:
         assert name in text
 
 
-def test_the_map_shows_where_each_profile_may_sit() -> None:
+def test_the_map_shows_the_placements_of_each_profile() -> None:
     lines = [line.rstrip() for line in drawn(CATALOG.find("A100")).splitlines()]
     start = lines.index("slice        0   1   2   3   4   5   6   7")
     assert lines[start + 1 : start + 8] == [
@@ -57,7 +63,7 @@ def test_the_map_shows_where_each_profile_may_sit() -> None:
     ]
 
 
-def test_figures_stand_under_the_map() -> None:
+def test_figures_follow_the_map() -> None:
     text = drawn(CATALOG.find("A100"))
     assert "1g.10gb+me     1        1   10 GB    1  0 1 2 3 4 5 6  6 4 5 0 1 2 3  1g.10gb" in text
     assert "1g.10gb+me  20     7   14    9.5 GiB     1        1        0     1    1" in text
@@ -74,7 +80,7 @@ def test_budgets_are_explained_in_words() -> None:
     )
 
 
-def test_a_model_that_cannot_be_scheduled_says_why() -> None:
+def test_a_model_that_cannot_be_scheduled_shows_the_reason() -> None:
     text = drawn(CATALOG.find("DGX Station"))
     assert "Cannot be scheduled: where its profiles may start is not known" in text
     assert line_of(text, "3g.126gb").endswith("126 GB       not known")
@@ -93,7 +99,7 @@ def test_a_narrow_terminal_gets_a_narrow_map() -> None:
     assert "1g.10gb     ██ ██ ██ ██ ██ ██ ██\n" in drawn(CATALOG.find("A100"), width=40)
 
 
-def test_windows_that_overlap_are_drawn_in_rows_of_their_own() -> None:
+def test_overlapping_windows_are_drawn_in_separate_rows() -> None:
     assert lanes(Profile("2g", 2, 2, 0, (0, 1, 2, 3))) == [[0, 2], [1, 3]]
     data: dict[str, object] = {
         "model": "OWN",
@@ -108,7 +114,7 @@ def test_windows_that_overlap_are_drawn_in_rows_of_their_own() -> None:
     assert "3 memory slices, 1 compute slice\n" in text
     assert "Also called: [bold]x[/bold]" in text
     assert "idle, 1 in all: no profile takes any." in text
-    assert "The file does not say how well its figures are known." in text
+    assert "The file does not state how well its figures are known." in text
     del data["aliases"]
     assert "Also called" not in drawn(parse_entry(data, "own.toml"))
 
@@ -124,7 +130,7 @@ def test_the_list_has_a_line_for_every_model() -> None:
     ]
 
 
-def test_a_model_of_ones_own_is_listed_without_confidence(tmp_path: Path) -> None:
+def test_a_model_from_a_file_is_listed_without_confidence(tmp_path: Path) -> None:
     path = tmp_path / "own.toml"
     text = EXAMPLE.read_text()
     start, end = text.index("[confidence]"), text.index("[[budget]]")

@@ -52,7 +52,7 @@ def tiny(folder: Path, model: str, *aliases: str) -> Path:
         ("thor", "Thor-iGPU"),
     ],
 )
-def test_names_people_type_are_found(typed: str, model: str) -> None:
+def test_names_are_found_as_typed(typed: str, model: str) -> None:
     assert Catalog.builtin().find(typed).model == model
 
 
@@ -71,12 +71,12 @@ def test_an_unknown_name_is_refused_with_the_near_ones(typed: str, advice: str) 
     assert str(caught.value).startswith(f"unknown GPU model {typed!r}; {advice}")
 
 
-def test_models_are_listed_in_the_order_a_person_expects() -> None:
+def test_models_are_listed_in_natural_order() -> None:
     models = [entry.model for entry in Catalog.builtin().entries()]
     assert models[:3] == ["A30-24GB", "A100-40GB", "A100-80GB"]
 
 
-def test_a_geometry_is_one_object_however_it_is_named() -> None:
+def test_a_geometry_is_the_same_object_under_every_name() -> None:
     # Tables are cached by geometry, so a second copy would cost time and memory.
     assert load_geometry("A100") is load_geometry("a100-80gb")
     assert Catalog.builtin() is Catalog.builtin()

@@ -78,7 +78,7 @@ def test_there_are_28_models() -> None:
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=repr)
-def test_every_model_says_what_it_is_and_how_that_is_known(entry: Entry) -> None:
+def test_every_model_has_its_facts_and_confidence(entry: Entry) -> None:
     assert entry.architecture
     assert entry.confidence is not None
     assert entry.sources
@@ -140,7 +140,7 @@ def test_on_eight_slices_room_in_memory_means_room_in_compute(entry: Entry) -> N
 
 
 @pytest.mark.parametrize("entry", SCHEDULABLE, ids=repr)
-def test_as_many_fit_as_the_hardware_says(entry: Entry) -> None:
+def test_the_maximum_instances_fit(entry: Entry) -> None:
     geometry = entry.require()
     stated = {f.name: f.max_instances for f in entry.facts if f.max_instances is not None}
     assert {name: most_together(geometry, geometry.profile(name)) for name in stated} == stated
@@ -229,7 +229,7 @@ def test_these_exclude_each_other(model: str, together: list[str]) -> None:
         ("Thor", ["1g.0gb+me", "2g.0gb+gfx"]),
     ],
 )
-def test_these_go_together(model: str, together: list[str]) -> None:
+def test_these_fit_together(model: str, together: list[str]) -> None:
     geometry = Catalog.builtin().find(model).require()
     found = [lay for lay in layouts(geometry) if names_of(lay) == sorted(together)]
     assert any(within_budgets(geometry, layout) for layout in found)

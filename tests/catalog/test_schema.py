@@ -1,4 +1,4 @@
-"""Reading an entry: what is accepted, and how every mistake is named."""
+"""Parsing an entry: what is accepted, and the message of every mistake."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ Data = dict[str, Any]
 
 
 def minimal() -> Data:
-    """The least a file of one's own must say."""
+    """The required fields."""
     return {
         "model": "MINE",
         "memory_slices": 4,
@@ -25,7 +25,7 @@ def minimal() -> Data:
 
 
 def complete() -> Data:
-    """Every field there is."""
+    """All fields."""
     data = minimal()
     data |= {
         "aliases": ["my one"],
@@ -103,7 +103,7 @@ def test_starts_may_be_left_out_where_they_are_said_to_be_unknown() -> None:
 
 
 def put(*path: str | int, value: object) -> Callable[[Data], None]:
-    """A change that writes ``value`` at a path."""
+    """Return a change that writes ``value`` at a path."""
 
     def change(data: Any) -> None:
         for step in path[:-1]:
@@ -114,7 +114,7 @@ def put(*path: str | int, value: object) -> Callable[[Data], None]:
 
 
 def drop(*path: str | int) -> Callable[[Data], None]:
-    """A change that removes what stands at a path."""
+    """Return a change that removes the value at a path."""
 
     def change(data: Any) -> None:
         for step in path[:-1]:
@@ -125,7 +125,7 @@ def drop(*path: str | int) -> Callable[[Data], None]:
 
 
 MISTAKES: list[tuple[Callable[[Data], None], str]] = [
-    # Fields nobody knows.
+    # Unknown fields.
     (put("memory_slice", value=1), "memory_slice: no such field; did you mean memory_slices?"),
     (put("zzz", value=1), "zzz: no such field; known: model, aliases, architecture, memory_gb,"),
     (put("a\nb", value=1), "'a\\nb': no such field"),
@@ -201,7 +201,7 @@ MISTAKES: list[tuple[Callable[[Data], None], str]] = [
     (put("budget", 0, "total", value=-1), "budget video.total: -1 is negative"),
     (put("budget", 0, "name", value="compute"), "budget compute: the name is taken"),
     (put("profile", 2, "variant_of", value="9g"), "profile 1g+v.variant_of: no profile '9g'"),
-    # Variants that do not stand for their plain profile.
+    # Variants with other windows than their plain profile.
     (
         put("profile", 2, "variant_of", value="2g"),
         "profile[2] (1g+v).variant_of: 2g does not take the same slices",
@@ -210,7 +210,7 @@ MISTAKES: list[tuple[Callable[[Data], None], str]] = [
         put("profile", 2, "variant_of", value="1g+v"),
         "profile[2] (1g+v).variant_of: 1g+v is a variant itself",
     ),
-    # Placements said to be unknown must not be given.
+    # Placements declared unknown must not be given.
     (
         put("confidence", "placements", value="unknown"),
         "confidence.placements: is unknown, yet 1g has starts; write inferred",

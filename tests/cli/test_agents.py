@@ -1,4 +1,4 @@
-"""The commands about nodes with agents, with a service and an agent to talk to."""
+"""The commands on nodes with agents, against a real service and an agent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.client.running import Running, running
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """One service for all."""
+    """One service for all tests."""
     with running(tmp_path_factory.mktemp("agents")) as made:
         yield made
 
@@ -30,7 +30,7 @@ def agent(service: Running) -> Iterator[Agent]:
 
 @pytest.fixture
 def run(service: Running, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs a command as the admin."""
+    """A function that runs a command as the admin."""
     for name in [name for name in os.environ if name.startswith("SLICEWISE_")]:
         monkeypatch.delenv(name)
     monkeypatch.delenv("COLUMNS", raising=False)
@@ -58,8 +58,8 @@ def test_from_submit_to_release(run: Run, agent: Agent, service: Running) -> Non
     assert made.out.rstrip().endswith(", CUDA_VISIBLE_DEVICES=MIG-1")
     shown = good(run, "show", identity).out
     assert ", active" in shown
-    assert "use it by  CUDA_VISIBLE_DEVICES=MIG-1" in shown
-    assert "or as CDI  slicewise.dev/mig=MIG-1" in shown
+    assert "use with   CUDA_VISIBLE_DEVICES=MIG-1" in shown
+    assert "CDI device slicewise.dev/mig=MIG-1" in shown
     (row,) = good(run, "ls", "--state", "active").lines[1:]
     assert row[:2] == [identity, "active"]
     assert good(run, "release", identity).out == f"{identity} releasing\n"
@@ -70,14 +70,14 @@ def test_from_submit_to_release(run: Run, agent: Agent, service: Running) -> Non
     assert good(run, "release", identity).out == f"{identity} released\n"
 
 
-def test_what_fails_is_told(run: Run, agent: Agent) -> None:
+def test_a_failure_is_reported(run: Run, agent: Agent) -> None:
     identity = good(run, "submit", "1g.18gb").out.split()[0]
     agent.tell(identity, "creating", attempts=3, detail="driver busy")
     assert "creating, tried 3 times: driver busy" in good(run, "show", identity).out
     agent.tell(identity, "failed", detail="no luck")
     shown = good(run, "show", identity).out
     assert "state      failed" in shown
-    assert "could not be made: no luck" in shown
+    assert "could not be created: no luck" in shown
     agent.tell(identity, "gone")
     (row,) = good(run, "ls", "--state", "failed").lines[1:]
     assert row[0] == identity
@@ -101,18 +101,18 @@ def test_nodes(run: Run, agent: Agent, tmp_path: Path) -> None:
     identity = made.lines[0][0]
     assert len(identity) == len(ID.replace("[a-z2-7]{20}", "x" * 20))
     gone = good(run, "nodes", "evict", "gpu-07", "MIG-y")
-    assert gone.out == "MIG-y: to be destroyed\n"
+    assert gone.out == "MIG-y: evicting\n"
     listed = good(run, "nodes", "foreign", "gpu-07", "--json").json
     assert [one["evicting"] for one in listed] == [True, False]
-    assert "to be destroyed" in good(run, "nodes", "foreign", "gpu-07").out
-    assert "no instance 'MIG-z'" in refused(run, "nodes", "evict", "gpu-07", "MIG-z")
+    assert "evicting" in good(run, "nodes", "foreign", "gpu-07").out
+    assert "no foreign instance 'MIG-z'" in refused(run, "nodes", "evict", "gpu-07", "MIG-z")
     agent.report()
-    assert good(run, "nodes", "foreign", "gpu-07").out == "no instances that are nobody's\n"
+    assert good(run, "nodes", "foreign", "gpu-07").out == "no foreign instances\n"
     good(run, "release", identity)
     agent.tell(identity, "gone")
 
 
-def test_a_driver_that_disagrees(run: Run, agent: Agent) -> None:
+def test_a_driver_that_differs_from_the_catalog(run: Run, agent: Agent) -> None:
     agent.hello(disagreements=["1g.18gb: otherwise"], gpus=[{"uuid": "GPU-0", "mig": False}])
     assert good(run, "nodes").lines[1][-3:] == ["geometry,", "1", "GPU"]
     shown = good(run, "nodes", "show", "gpu-07").out

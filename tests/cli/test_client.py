@@ -1,4 +1,4 @@
-"""The commands that talk to a service, with a service to talk to."""
+"""The service commands, against a real service."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 import pytest
 from tests.client.running import Running, running
 
+from slicewise.api.allocations import AllocationView
 from slicewise.cli import completion
 from slicewise.cli.allocations import StateName
-from slicewise.cli.estate import RoleName
 from slicewise.cli.main import exit_status
 from slicewise.cli.main import run as main_run
-from slicewise.cli.watching import _passing
+from slicewise.cli.tenants import RoleName
+from slicewise.cli.top_live import _transient
 from slicewise.client import ApiError, Client, Problem, UnreachableError
-from slicewise.control.entries import Role
-from slicewise.control.wire import AllocationView
 from slicewise.core.errors import SlicewiseError
+from slicewise.journal.entries import Role
 
 ID = r"a[a-z2-7]{20}"
 Run = Callable[..., "Outcome"]
 
 
 class Outcome(NamedTuple):
-    """How a command ended, and what it printed."""
+    """The exit status and the output of a command."""
 
     status: int
     out: str
@@ -58,7 +58,7 @@ class Outcome(NamedTuple):
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """One service for all, with two nodes of two models."""
+    """One service for all tests, with two nodes of two models."""
     with running(tmp_path_factory.mktemp("service")) as made:
         with Client(made.url, made.token) as client:
             client.add_node("n1", "A100-80GB", 2)
@@ -68,7 +68,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 @pytest.fixture
 def admin(service: Running) -> Iterator[Client]:
-    """Somebody who looks after the service; it is empty again when the test is over."""
+    """An admin client; the service is emptied after the test."""
     with Client(service.url, service.token) as client:
         yield client
         for one in list(client.allocations()):
@@ -77,7 +77,7 @@ def admin(service: Running) -> Iterator[Client]:
 
 @pytest.fixture
 def run(service: Running, admin: Client, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs a command as the admin."""
+    """A function that runs a command as the admin."""
     for name in [name for name in os.environ if name.startswith("SLICEWISE_")]:
         monkeypatch.delenv(name)
     monkeypatch.delenv("COLUMNS", raising=False)
@@ -94,14 +94,14 @@ def outcome(*arguments: str) -> Outcome:
 
 
 def good(run: Run, *arguments: str) -> Outcome:
-    """A command that does what it should."""
+    """Run a command that succeeds."""
     made = run(*arguments)
     assert (made.status, made.err) == (0, ""), made
     return made
 
 
 def refused(run: Run, *arguments: str) -> str:
-    """A command that is refused, in one line."""
+    """Run a command that fails with one line."""
     made = run(*arguments)
     assert made.status == 2, made
     assert made.out == ""
@@ -121,7 +121,7 @@ def test_submit_show_ls_release(run: Run) -> None:
     facts = dict(line.split(maxsplit=1) for line in shown.out.splitlines())
     assert facts["allocation"] == identity
     assert facts["state"] == "placed"
-    assert facts["wants"] == "3g.40gb"
+    assert facts["request"] == "3g.40gb"
     assert facts["labels"] == "app=web note=a=b c"
     assert facts["instance"].endswith("(A100-80GB)")
     assert "ended" not in facts
@@ -155,7 +155,7 @@ def test_the_same_in_json(run: Run) -> None:
     assert good(run, "ls", "--json").json == []
 
 
-def test_needs_terms_and_keys(run: Run) -> None:
+def test_needs_leases_labels_and_keys(run: Run) -> None:
     made = good(
         run, "submit", "--compute", "1", "--memory", "8", "--model", "a100", "--model", "A30-24GB",
         "--count", "2", "--lease", "600", "--priority", "5", "--tenant", "default", "--key", "k1",
@@ -163,7 +163,7 @@ def test_needs_terms_and_keys(run: Run) -> None:
     identity = made.out.split()[0]
     assert len(made.lines) == 2
     shown = good(run, "show", identity).out
-    assert "wants      2 x 1 compute slice and 8 GB on A100-80GB or A30-24GB\n" in shown
+    assert "request    2 x 1 compute slice and 8 GB on A100-80GB or A30-24GB\n" in shown
     assert "priority   5\n" in shown
     assert "lease ends 20" in shown
     assert shown.count("instance   ") == 2
@@ -176,7 +176,7 @@ def test_needs_terms_and_keys(run: Run) -> None:
     assert good(run, "submit", "--memory", "20").out.split()[1] in ("2g.20gb", "1g.20gb", "4g.24gb")
 
 
-def test_a_rejection_is_told_and_exits_with_one(run: Run) -> None:
+def test_a_rejection_is_reported_with_exit_status_1(run: Run) -> None:
     good(run, "submit", "7g.80gb", "--count", "2")
     told = run("submit", "1g.10gb")
     assert (told.status, told.out) == (1, "")
@@ -187,20 +187,20 @@ def test_a_rejection_is_told_and_exits_with_one(run: Run) -> None:
 
 
 def test_waiting(run: Run, admin: Client) -> None:
-    assert good(run, "queue").out == "nobody waits\n"
+    assert good(run, "queue").out == "the queue is empty\n"
     whole = good(run, "submit", "7g.80gb", "--count", "2").out.split()[0]
     waits = good(run, "submit", "1g.10gb", "--wait", "600", "--priority", "7")
     identity = waits.out.split()[0]
     assert re.fullmatch(
-        rf"{ID} waits, number 1 in the queue: no GPU has enough free for .*\n", waits.out
+        rf"{ID} is number 1 in the queue: no GPU has enough free for .*\n", waits.out
     )
     header, row = good(run, "queue").lines
-    assert header == ["#", "Allocation", "Tenant", "Priority", "Since", "Until", "Wants"]
+    assert header == ["#", "Allocation", "Tenant", "Priority", "Since", "Until", "Request"]
     assert row[:4] == ["1", identity, "default", "7"]
     assert row[-1] == "1g.10gb"
     assert good(run, "queue", "--json").json[0]["id"] == identity
     shown = good(run, "show", identity).out
-    assert "waits      number 1 in the queue: no GPU" in shown
+    assert "waiting    number 1 in the queue: no GPU" in shown
     assert "until      20" in shown
     good(run, "release", whole)
     assert good(run, "show", identity, "--json").json["state"] == "placed"
@@ -217,7 +217,7 @@ def test_waiting_until_placed(run: Run, service: Running, admin: Client) -> None
         stdout=subprocess.PIPE,
         text=True,
     )  # fmt: skip
-    while not service.service.site.streams.open:
+    while not service.service.context.streams.open:
         assert process.poll() is None
         time.sleep(0.02)
     admin.release(whole.id)
@@ -229,7 +229,7 @@ def test_waiting_until_placed(run: Run, service: Running, admin: Client) -> None
     assert re.fullmatch(rf"{ID} cancelled \(waited too long\)\n", vain.out)
 
 
-def test_several_are_released_as_far_as_they_exist(run: Run) -> None:
+def test_release_continues_after_an_unknown_allocation(run: Run) -> None:
     first, second = (good(run, "submit", "1g.10gb").out.split()[0] for _ in range(2))
     made = run("release", first, "nothing", second, "more")
     assert made.status == 2
@@ -238,14 +238,14 @@ def test_several_are_released_as_far_as_they_exist(run: Run) -> None:
     assert good(run, "ls").out == "no allocations\n"
 
 
-def test_what_was_released_is_told_although_the_rest_failed(run: Run) -> None:
+def test_release_reports_what_it_did_before_a_failure(run: Run) -> None:
     first = good(run, "submit", "1g.10gb").out.split()[0]
     made = run("release", first, "a/b")
     assert (made.status, made.out) == (2, f"{first} released\n")
-    assert made.err == "slicewise: error: 'a/b' is no name or id of anything\n"
+    assert made.err == "slicewise: error: 'a/b' is not a valid name or id\n"
 
 
-def test_a_list_that_is_cut_says_so(run: Run, admin: Client) -> None:
+def test_a_limited_list_is_marked(run: Run, admin: Client) -> None:
     for _ in range(3):
         admin.allocate("1g.10gb")
     made = run("ls", "--limit", "2")
@@ -260,7 +260,8 @@ def test_explain(run: Run, admin: Client) -> None:
     first, cost, *rest = made.out.splitlines()
     assert re.fullmatch(r"placed: 3g\.40gb would go to GPU \d of 'n1' at slice \d", first)
     assert re.fullmatch(r"  by least-lost, at the cost of F [+-]\d+ and \d+ open placements", cost)
-    assert rest[1].split() == ["Instead", "Slices", "At", "F", "Lost", "Alike", "Why", "not"]
+    columns = ["Alternative", "Slices", "Start", "F", "Lost", "Alike", "Why", "not"]
+    assert rest[1].split() == columns
     policies = {line.split()[0] for line in rest if " GPU " in line}
     assert policies >= {"mfi", "worst-fit"}
     document = good(run, "explain", "3g.40gb", "--policy", "mfi", "--json").json
@@ -272,25 +273,27 @@ def test_explain(run: Run, admin: Client) -> None:
     admin.allocate("1g.10gb", wait_seconds=600, count=64)
     nowhere = good(run, "explain", "7g.80gb", "--policy", "mfi").out
     assert nowhere.startswith("rejected (capacity): ")
-    assert "  1 request waits and is served first\n" in nowhere
-    assert re.search(r"^mfi +nowhere: ", nowhere, re.MULTILINE)
+    assert "  1 waiting request is served first\n" in nowhere
+    assert re.search(r"^mfi +none: ", nowhere, re.MULTILINE)
     admin.allocate("2g.20gb", wait_seconds=600, count=64)
-    assert "  2 requests wait and are served first\n" in good(run, "explain", "7g.80gb").out
+    assert "  2 waiting requests are served first\n" in good(run, "explain", "7g.80gb").out
 
 
-def test_what_cannot_be_asked_for(run: Run) -> None:
+def test_invalid_requests(run: Run) -> None:
     assert "name a profile, or a need" in refused(run, "submit")
     assert "not both" in refused(run, "explain", "1g.10gb", "--compute", "1")
     assert refused(run, "submit", "1g.10gb", "--label", "app") == "label 'app' is not KEY=VALUE"
     assert "'a' is given twice" in refused(run, "ls", "--label", "a=1", "--label", "a=2")
-    assert refused(run, "submit", "1g.10gb", "--count", "0") == "count must be at least 1, not 0"
-    assert "wait_seconds must be at least 0" in refused(run, "submit", "1g.10gb", "--wait", "-1")
+    assert refused(run, "submit", "1g.10gb", "--count", "0") == "invalid count: expected int >= 1"
+    assert "invalid wait_seconds: expected float" in refused(
+        run, "submit", "1g.10gb", "--wait", "-1"
+    )
     assert "idempotency key must be" in refused(run, "submit", "1g.10gb", "--key", "")
     assert "unknown profile '9g.1gb'" in refused(run, "submit", "9g.1gb")
     assert "unknown policy 'x'" in refused(run, "explain", "1g.10gb", "--policy", "x")
     assert "no tenant 'nobody'" in refused(run, "submit", "1g.10gb", "--tenant", "nobody")
     assert refused(run, "show", "nothing") == "no allocation 'nothing'"
-    assert "no name or id" in refused(run, "show", "../nodes")
+    assert "not a valid name or id" in refused(run, "show", "../nodes")
     assert "'asleep' is not one of 'queued', 'placed'" in refused(run, "ls", "--state", "asleep")
     assert refused(run, "ls", "--limit", "0") == "limit must be at least 1, not 0"
 
@@ -306,7 +309,7 @@ def test_nodes(run: Run, admin: Client) -> None:
     assert [node["name"] for node in good(run, "nodes", "--json").json] == ["n1", "n2"]
     made = good(run, "nodes", "add", "n3", "--model", "h100", "--gpus", "1", "--label", "a=b")
     assert made.out == "n3: 1 x H100-80GB-SXM5, ready\n"
-    assert "exists already" in refused(run, "nodes", "add", "n3", "--model", "h100", "--gpus", "1")
+    assert "already exists" in refused(run, "nodes", "add", "n3", "--model", "h100", "--gpus", "1")
     assert good(run, "nodes", "cordon", "n3").out == "n3: cordoned\n"
     assert good(run, "nodes", "uncordon", "n3").out == "n3: ready\n"
     made = good(run, "submit", "7g.80gb", "--model", "h100")
@@ -324,7 +327,7 @@ def test_nodes(run: Run, admin: Client) -> None:
         assert good(run, "nodes", action, "n4", "--json").json["state"] == state
     assert good(run, "nodes", "rm", "n4", "--json").json["name"] == "n4"
     assert "unknown GPU model" in refused(run, "nodes", "add", "x", "--model", "T4", "--gpus", "1")
-    assert "gpus must be" in refused(run, "nodes", "add", "x", "--model", "A30", "--gpus", "0")
+    assert "invalid gpus" in refused(run, "nodes", "add", "x", "--model", "A30", "--gpus", "0")
 
 
 def test_tenants_and_quotas(run: Run, admin: Client) -> None:
@@ -350,7 +353,7 @@ def test_tenants_and_quotas(run: Run, admin: Client) -> None:
     full = run("submit", "3g.40gb", "--count", "3", "--tenant", "acme")
     assert full.status == 1
     assert full.err.startswith("rejected (quota): ")
-    assert "exists already" in refused(run, "tenants", "add", "acme")
+    assert "already exists" in refused(run, "tenants", "add", "acme")
     assert "name at least one limit" in refused(run, "tenants", "quota", "acme")
     for text in ("some", "nan", "inf", "1.5", ""):
         assert refused(run, "tenants", "quota", "acme", "--instances", text) == (
@@ -359,7 +362,7 @@ def test_tenants_and_quotas(run: Run, admin: Client) -> None:
     assert "--requests-per-second must be a number or none, not 'x'" in refused(
         run, "tenants", "add", "x", "--requests-per-second", "x"
     )
-    assert "quota.instances must be at least 0" in refused(
+    assert "invalid quota.instances: expected int >= 0" in refused(
         run, "tenants", "add", "x", "--instances", "-1"
     )
     assert good(run, "tenants", "--json").json[0]["name"] == "acme"
@@ -386,7 +389,7 @@ def test_tokens(run: Run, admin: Client, service: Running, tmp_path: Path) -> No
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     with Client(service.url, file.read_text().strip()) as acme:
         assert acme.whoami().role == "read-only"
-    assert "exists already" in refused(run, "tokens", "issue", "admin", "--out", str(file))
+    assert "already exists" in refused(run, "tokens", "issue", "admin", "--out", str(file))
     kept = tmp_path / "kept"
     assert "must name its tenant" in refused(run, "tokens", "issue", "tenant", "--out", str(kept))
     assert not kept.exists()  # nothing was issued, nothing is left behind
@@ -412,16 +415,16 @@ def test_tokens(run: Run, admin: Client, service: Running, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("group", ["nodes", "tenants", "tokens"])
-def test_options_go_behind_the_command(run: Run, group: str) -> None:
+def test_options_go_after_the_command(run: Run, group: str) -> None:
     arguments = {"nodes": ("cordon", "n1"), "tenants": ("rm", "x"), "tokens": ("revoke", "x")}
     command = arguments[group]
     for option in (("--server", "http://x"), ("--token-file", "x"), ("--json",)):
         assert refused(run, group, *option, *command) == (
-            f"give {option[0]} behind {command[0]!r}, not before it"
+            f"put {option[0]} after {command[0]!r}, not before it"
         )
 
 
-def test_names_known_here_are_those_of_the_service() -> None:
+def test_the_enums_match_the_service() -> None:
     assert [*RoleName] == [*Role]
     assert [*StateName] == [*get_args(get_type_hints(AllocationView)["state"])]
 
@@ -435,7 +438,7 @@ def test_no_token(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         assert refused(run, *command).startswith("no token: name its file with --token-file")
 
 
-def test_token_files_that_cannot_be_used(run: Run, tmp_path: Path) -> None:
+def test_invalid_token_files(run: Run, tmp_path: Path) -> None:
     missing = tmp_path / "missing"
     assert refused(run, "ls", "--token-file", str(missing)) == (
         f"the token file {str(missing)!r} cannot be read: No such file or directory"
@@ -447,7 +450,7 @@ def test_token_files_that_cannot_be_used(run: Run, tmp_path: Path) -> None:
         assert "token" in refused(run, "ls", "--token-file", str(file))
     file.write_text("sw_unknown\n")
     told = refused(run, "ls", "--token-file", str(file))
-    assert told.startswith("this token is not known; it may have been revoked (it came from ")
+    assert told.startswith("unknown token; it may have been revoked (token from ")
     assert str(file) in told
 
 
@@ -456,10 +459,10 @@ def test_a_bad_token_in_the_environment(run: Run, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("SLICEWISE_TOKEN", "two words")
     assert refused(run, "ls") == "SLICEWISE_TOKEN does not hold a token"
     monkeypatch.setenv("SLICEWISE_TOKEN", "sw_unknown")
-    assert "(it came from SLICEWISE_TOKEN; asked was http://" in refused(run, "ls")
+    assert "(token from SLICEWISE_TOKEN, server http://" in refused(run, "ls")
 
 
-def test_nobody_there(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_service(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slicewise.cli.connection.PATIENCE", 0.0)
     for command in (["ls"], ["events"], ["top", "--once"], ["release", "x"]):
         told = refused(run, *command, "--server", "http://127.0.0.1:1")
@@ -524,7 +527,7 @@ def test_top_once(run: Run, admin: Client, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_top_on_a_terminal(run: Run, service: Running, admin: Client) -> None:
-    """One live frame and another after a change, under a real pseudo terminal; Ctrl-C ends it."""
+    """Draws a frame, and another one after a change, on a pseudo terminal; Ctrl-C ends it."""
     terminal, child = pty.openpty()
     fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
     process = subprocess.Popen(
@@ -543,7 +546,7 @@ def test_top_on_a_terminal(run: Run, service: Running, admin: Client) -> None:
             seen += os.read(terminal, 65536).decode(errors="replace")
 
     read_until(lambda: "n1 ▏░░░░░░░░▏░░░░░░░░▏" in plain(seen))
-    read_until(lambda: service.service.site.streams.open)
+    read_until(lambda: service.service.context.streams.open)
     assert "0.0/s placed" in plain(seen)
     identity = admin.allocate("7g.80gb").id
     read_until(lambda: "7███████" in plain(seen))
@@ -559,26 +562,26 @@ def test_top_on_a_terminal(run: Run, service: Running, admin: Client) -> None:
     assert "\x1b[?1049l" in seen  # the screen is given back
 
 
-def test_top_waits_for_what_may_come_back() -> None:
+def test_top_survives_transient_errors() -> None:
     def said(status: int) -> ApiError:
         return ApiError(Problem(type="", title="", detail="it is busy", status=status))
 
     for passing in (UnreachableError("it is busy"), said(429), said(503)):
-        assert _passing(passing) == "it is busy"
+        assert _transient(passing) == "it is busy"
     for final in (SlicewiseError("no words"), said(401)):
         with pytest.raises(SlicewiseError):
-            _passing(final)
+            _transient(final)
 
 
 def plain(text: str) -> str:
-    """What was written to a terminal, without its colours."""
+    """The text on a terminal, without colours."""
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
 
 
 # How things look
 
 
-def test_a_terminal_that_does_not_have_all_characters(
+def test_a_terminal_without_unicode(
     run: Run, admin: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     identity = admin.allocate("1g.10gb", labels={"name": "Zoë 日本 🚀"}).id
@@ -594,7 +597,7 @@ def test_a_terminal_that_does_not_have_all_characters(
     assert json.loads(told[1])["seq"] == 1
 
 
-def test_what_others_wrote_cannot_move_the_cursor(run: Run, admin: Client) -> None:
+def test_control_characters_in_labels_are_escaped(run: Run, admin: Client) -> None:
     identity = admin.allocate("1g.10gb", labels={"evil": "\x1b[2J\u202e\nx"}).id
     shown = good(run, "show", identity).out
     assert r"labels     evil=\x1b[2J\u202e\nx" in shown
@@ -605,7 +608,7 @@ def test_what_others_wrote_cannot_move_the_cursor(run: Run, admin: Client) -> No
 
 
 def complete(words: str) -> list[str]:
-    """What a shell would be offered for a line, its last word incomplete."""
+    """The completions of a command line."""
     environment = os.environ | {
         "_SLICEWISE_COMPLETE": "complete_bash",
         "COMP_WORDS": words,
@@ -622,14 +625,14 @@ def complete(words: str) -> list[str]:
     return done.stdout.split()
 
 
-def test_the_shell_completes(run: Run, admin: Client) -> None:
+def test_completion_of_commands_and_options(run: Run, admin: Client) -> None:
     assert complete("slicewise no") == ["nodes"]
     assert complete("slicewise nodes dr") == ["drain"]
     assert complete("slicewise tokens issue op") == ["operator"]
     assert complete("slicewise nodes drain n") == ["n1", "n2"]  # the service tells
 
 
-def test_names_are_offered(run: Run, admin: Client, service: Running) -> None:
+def test_completion_of_names(run: Run, admin: Client, service: Running) -> None:
     context: Any = SimpleNamespace(
         params={"server": service.url, "token_file": str(service.token_file)}
     )

@@ -148,7 +148,7 @@ def test_the_limit_can_be_left_out(capsys: pytest.CaptureFixture[str], tmp_path:
     assert "oracle" not in printed(capsys, *command, "--no-oracle")
     with out.open(newline="") as file:
         (row,) = csv.DictReader(file)
-    assert (row["oracle_rejected_share"], row["oracle_missing"]) == ("", "it was not asked for")
+    assert (row["oracle_rejected_share"], row["oracle_missing"]) == ("", "it was not requested")
     text = printed(capsys, *command, "--model", "Thor")
     line = next(line for line in text.splitlines() if line.startswith("  oracle"))
     assert line.split() == ["oracle", *"------"]

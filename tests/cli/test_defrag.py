@@ -1,4 +1,4 @@
-"""`slicewise defrag`: the cluster file, the plan for people and for programs, and refusals."""
+"""`slicewise defrag`: the cluster file, plans as text and JSON, and errors."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def instance(**changes: object) -> dict[str, object]:
         ),
     ],
 )
-def test_a_key_written_twice_is_named(text: str, problem: str, tmp_path: Path) -> None:
+def test_a_duplicate_key_is_named(text: str, problem: str, tmp_path: Path) -> None:
     file = tmp_path / "cluster.json"
     file.write_text("\ufeff" + text, encoding="utf-8")
     status, _, err = outcome([str(file), "--for", "1g.10gb"])
     assert (status, err) == (2, f"slicewise: error: {file}: {problem}\n")
 
 
-def test_a_plan_for_a_person() -> None:
+def test_a_plan_as_text() -> None:
     status, out, _ = outcome(["--plan", str(EXAMPLE), "--for", "4g.40gb"])
     assert status == 0
     assert " 1. 1g.10gb 'notebook': blue/0 slice 0 -> green/0 slice 3\n" in out
@@ -62,7 +62,7 @@ def test_a_plan_for_a_person() -> None:
     assert "Moves: 1, slices moved: 1, room: 35 -> 47\n" in out
 
 
-def test_a_plan_for_a_program_and_for_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_as_json_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(EXAMPLE.read_text(encoding="utf-8")))
     status, out, _ = outcome(["-", "--for", "7g.80gb", "--policy", "best-fit", "--json"])
     assert status == 0
@@ -80,7 +80,7 @@ def test_a_plan_for_a_program_and_for_a_pipe(monkeypatch: pytest.MonkeyPatch) ->
     assert seen["green/0"] == "00000000"
 
 
-def test_room_is_won_back_without_a_request() -> None:
+def test_a_plan_without_a_request_compacts() -> None:
     status, out, _ = outcome([str(EXAMPLE), "--budget", "1"])
     assert status == 0
     assert out.count("->") == 4
@@ -91,7 +91,7 @@ def test_room_is_won_back_without_a_request() -> None:
     assert not found["fewest"]
 
 
-def test_nothing_to_do_and_nothing_to_be_done(tmp_path: Path) -> None:
+def test_no_move_needed_and_no_plan_found(tmp_path: Path) -> None:
     file = written(
         tmp_path,
         {
@@ -134,7 +134,7 @@ def test_names_are_never_markup(tmp_path: Path) -> None:
         ({"nodes": [{**NODE, "name": 1}]}, "nodes[0].name: must be text, not 1"),
         ({"nodes": [{**NODE, "drained": 1}]}, "nodes[0].drained: must be true or false, not 1"),
         ({"nodes": [{**NODE, "model": "A1000"}]}, "unknown GPU model 'A1000'"),
-        ({"nodes": [NODE, NODE]}, "node 'a' exists already"),
+        ({"nodes": [NODE, NODE]}, "node 'a' already exists"),
         ({"nodes": [NODE], "instances": [instance(node="b")]}, "instances[0]: unknown node 'b'"),
         ({"nodes": [NODE], "instances": [instance(gpu=2)]}, "instances[0].gpu: node 'a' has GPUs"),
         ({"nodes": [NODE], "instances": [instance(start=7)]}, "instances[0]: 1g.10gb cannot start"),
@@ -145,9 +145,7 @@ def test_names_are_never_markup(tmp_path: Path) -> None:
         ({"nodes": [NODE], "instances": [instance(x=1)]}, "instances[0]: unknown key 'x'"),
     ],
 )
-def test_a_line_that_says_what_is_wrong_in_the_file(
-    document: object, problem: str, tmp_path: Path
-) -> None:
+def test_an_invalid_file_is_one_line(document: object, problem: str, tmp_path: Path) -> None:
     file = written(tmp_path, document)
     status, out, err = outcome([file])
     assert (status, out) == (2, "")
@@ -167,7 +165,7 @@ def test_a_line_that_says_what_is_wrong_in_the_file(
         ([], "Missing argument 'CLUSTER'"),
     ],
 )
-def test_a_line_that_says_what_is_wrong(arguments: list[str], problem: str) -> None:
+def test_an_invalid_option_is_one_line(arguments: list[str], problem: str) -> None:
     status, out, err = outcome(arguments)
     assert (status, out) == (2, "")
     assert err.count("\n") == 1
@@ -200,7 +198,7 @@ JUNK = st.recursive(
 @pytest.mark.unmeasured
 @settings(max_examples=100, deadline=None)
 @given(document=JUNK | st.text())
-def test_no_file_brings_a_traceback(
+def test_no_file_causes_a_traceback(
     document: object, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     file = tmp_path_factory.mktemp("json") / "cluster.json"

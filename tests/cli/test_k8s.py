@@ -51,11 +51,13 @@ def refused(*arguments: str) -> str:
 def test_no_cluster_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("KUBECONFIG", raising=False)
-    assert "no way to a Kubernetes cluster" in refused("--kubeconfig", "no-such-file")
+    assert "cannot connect to a Kubernetes cluster" in refused("--kubeconfig", "no-such-file")
     broken = tmp_path / "broken"
     for content in (b"{]", b"", b"7", b"[1, 2]", b"\xff\xfe", b'{"contexts": 3}', b"{}"):
         broken.write_bytes(content)
-        assert "no way to a Kubernetes cluster" in refused("--kubeconfig", str(broken)), content
+        assert "cannot connect to a Kubernetes cluster" in refused("--kubeconfig", str(broken)), (
+            content
+        )
 
 
 def test_no_cluster_answers(nowhere: Path) -> None:
@@ -93,7 +95,7 @@ def test_a_cluster_that_is_too_old(tmp_path: Path) -> None:
         (["--listen", "nowhere"], "listen"),
         (["--listen", "0.0.0.0:8080"], "TLS"),
         (["--lease-seconds", "0"], "lease-seconds"),
-        (["--context", "other"], "no way to a Kubernetes cluster"),
+        (["--context", "other"], "cannot connect to a Kubernetes cluster"),
         (["--listen", "127.0.0.1:0", "--tls-cert", "c.pem"], "tls"),
     ],
 )

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from slicewise.cli.main import exit_status
-from slicewise.sim import planning
-from slicewise.sim.experiment import Tick
-from slicewise.sim.runner import Outcome
+from slicewise.lab import planning
+from slicewise.lab.experiment import Tick
+from slicewise.lab.runner import Outcome
 
 SMALL = ["--load", "6", "--target-rejection", "2%", "--runs", "6", "--workers", "1"]
 TRACE = str(Path(__file__).parents[2] / "examples" / "trace.csv")
@@ -84,7 +84,7 @@ def test_the_same_demand_in_other_words(capsys: pytest.CaptureFixture[str]) -> N
             assert document(capsys, "--load", words, *rest) == plain
     share = [*rest[:1], "0.02", *rest[2:]]
     assert document(capsys, "--load", "6", *share) == plain
-    assert plain["results"][0]["oracle_missing"] == "it was not asked for"
+    assert plain["results"][0]["oracle_missing"] == "it was not requested"
 
 
 def test_slices_and_steps(capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,7 +97,7 @@ def test_slices_and_steps(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(point["gpus"] % 4 == 0 for point in found["curve"])
     assert exit_status(["plan", *options]) == 0
     out = capsys.readouterr().out
-    assert "at most 2% of slices asked for rejected, in steps of 4 GPUs" in out
+    assert "at most 2% of requested slices rejected, in steps of 4 GPUs" in out
     assert f" {100 * ours['rejected_slices_share']:.3g} " in out
 
 
@@ -105,11 +105,11 @@ def test_a_seldom_rejection_takes_more_runs(capsys: pytest.CaptureFixture[str]) 
     rest = ["--load", "2", "--policy", "first-fit", "--workers", "1", "--no-oracle"]
     assert exit_status(["plan", *rest, "--target-rejection", "1%"]) == 0
     out, err = capsys.readouterr()
-    assert "1% is seldom: 34 runs instead of 20." in err
+    assert "1% is rare: 34 runs instead of 20." in err
     assert "34 runs" in out
     assert exit_status(["plan", *rest, "--target-rejection", "1%", "--runs", "20"]) == 2
     err = capsys.readouterr().err
-    assert "1% of what 5,920 requests ask for is 59 rejections, and to tell takes 100" in err
+    assert "1% of 5,920 requests is 59 rejections, and a result needs 100" in err
     assert "use --runs 34" in err
 
 
@@ -117,7 +117,7 @@ def test_policies_that_are_slow_are_named(capsys: pytest.CaptureFixture[str]) ->
     options = ["--load", "1", "--target-rejection", "20%", "--runs", "5", "--duration", "30"]
     assert exit_status(["plan", *options, "--workers", "1", "--policy", "peer-das"]) == 0
     out, err = capsys.readouterr()
-    assert "peer-das decides on the slow path" in err
+    assert "peer-das runs on the slow path: it scans GPUs one by one." in err
     assert "simulating: 100% of" in err
     assert "first-fit" in out, "the reference takes part even if it is not named"
 
@@ -157,7 +157,7 @@ def test_recorded_requests(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
     out, err = capsys.readouterr()
     assert "13 requests, " in out
     assert "arrivals compressed 2 times" in out
-    assert "from here on every size tried meets the target" in out
+    assert "this size and every larger one tried meet the target" in out
     assert "round 1" in err
 
 
@@ -180,7 +180,7 @@ def test_what_was_left_out_of_a_trace_is_said(
     assert "line 62" in capsys.readouterr().err
     file.write_text("arrival,lifetime,profile\n")
     assert exit_status(["plan", "--trace", str(file)]) == 2
-    assert "holds no request that can be replayed" in capsys.readouterr().err
+    assert "has no request that can be replayed" in capsys.readouterr().err
 
 
 def test_the_published_form_is_scaled(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -219,13 +219,13 @@ def test_interrupted(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     assert exit_status(["plan", *SMALL]) == 130
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.endswith("Interrupted: half a search has no answer.\n")
+    assert err.endswith("Interrupted: an unfinished search has no result.\n")
 
 
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ([], "say what has to be carried: --load 85 (GPUs), or --trace FILE"),
+        ([], "the demand is missing: --load 85 (GPUs), or --trace FILE"),
         (["--load", "0.85"], "load must be 1 to 1000000 GPUs, not 0.85: it is the demand itself"),
         (["--load", "85%"], "--load '85%' is not a demand: write 85 (in whole GPUs) or"),
         (["--load", "many"], "is not a demand"),
@@ -236,14 +236,14 @@ def test_interrupted(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
         (["--load", "85", "--target-rejection", "1"], "must be 0.00001% to 50%, not 100%"),
         (["--load", "85", "--target-rejection", "0"], "not 0%"),
         (["--load", "85", "--target-rejection", "1e-99"], "must be 0.00001%"),
-        (["--load", "85", "--target-rejection", "0.00001%"], "say --runs 69658 yourself"),
+        (["--load", "85", "--target-rejection", "0.00001%"], "or --runs 69658"),
         (["--load", "85", "--mix", "normal"], "unknown distribution 'normal'"),
         (["--load", "85", "--policy", "fifo"], "unknown policy 'fifo'"),
         (["--load", "85", "--policy", "default,least-lost"], "'least-lost' is named twice"),
         (["--load", "85", "--reference", "fifo"], "unknown policy 'fifo'"),
         (["--load", "85", "--reference", "mfi,best-fit"], "--reference takes one policy"),
         (["--load", "85", "--step", "0"], "step must be 1 to"),
-        (["--load", "85", "--runs", "0"], "rejections, and to tell takes 100"),
+        (["--load", "85", "--runs", "0"], "rejections, and a result needs 100"),
         (["--load", "85", "--duration", "3"], "duration must be 4 to"),
         (["--load", "85", "--seed", "-1"], "seed must be"),
         (["--load", "85", "--workers", "0"], "workers must be 1 to"),
@@ -251,9 +251,9 @@ def test_interrupted(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
         (["--load", "85", "--count", "tenants"], "'tenants' is not one of"),
         (["--load", "85", "--plot", "x.gif"], "must end in .png or .svg"),
         (["--load", "85", "--curve", "/no/such/x.csv"], "cannot be written"),
-        (["--load", "85", "--scale", "0.4"], "--scale is for recorded requests: it goes with"),
+        (["--load", "85", "--scale", "0.4"], "--scale is for recorded requests: it needs --trace"),
         (["--load", "85", "--strict"], "--strict is for recorded requests"),
-        (["--trace", TRACE, "--load", "85"], "--load is for drawn requests: it does not go with"),
+        (["--trace", TRACE, "--load", "85"], "--load is for drawn requests: it cannot be used"),
         (["--trace", TRACE, "--runs", "20"], "--runs is for drawn requests"),
         (["--trace", TRACE, "--mix", "uniform"], "--mix is for drawn requests"),
         (["--trace", TRACE, "--scale", "0.4"], "a plain trace has none"),

@@ -69,7 +69,7 @@ def outcome(arguments: list[str], files: tuple[str, ...] = ()) -> tuple[int, str
         ),
         ([*SIMULATE, "--experiment", "steady", "--duration", "2"], "duration must be"),
         ([*SIMULATE, "--experiment", "sturdy"], "'sturdy' is not one of"),
-        ([*SIMULATE, "--gpus", "many"], "'--gpus': Input should be a valid integer"),
+        ([*SIMULATE, "--gpus", "many"], "'--gpus': 'many' is not a valid int"),
         ([*SIMULATE, "--csv", "/no/such/folder/x.csv"], "'/no/such/folder/x.csv' cannot be"),
         ([*SIMULATE, "--plot", "picture.gif"], "must end in .png or .svg"),
         ([*SIMULATE, "--plot", "/no/such/folder/x.png"], "cannot be written"),

@@ -108,7 +108,7 @@ def test_without_the_limit(capsys: pytest.CaptureFixture[str], tmp_path: Path, p
     found = document(capsys, str(pods), "--policy", "mfi", "--no-oracle")
     (row,) = found["results"]
     assert row["oracle_rejected_share"] is None
-    assert row["oracle_missing"] == "it was not asked for"
+    assert row["oracle_missing"] == "it was not requested"
     file, table, plot = tmp_path / "t.csv", tmp_path / "rows.csv", tmp_path / "plot.png"
     file.write_text("arrival,lifetime,profile\n1,9,1g.10gb\n2,9,1g.10gb+me\n")
     options = (str(file), "--policy", "mfi", "--csv", str(table), "--plot", str(plot))
@@ -191,7 +191,7 @@ def test_refusals_are_one_line(
     ("text", "options", "problem"),
     [
         ("", [], "the header is of no known format"),
-        ("arrival,lifetime,profile\n", [], "holds no request that can be replayed. It has no"),
+        ("arrival,lifetime,profile\n", [], "has no request that can be replayed. It has no"),
         ("arrival,lifetime,profile\n1,0,1g.10gb\n", [], "1 of zero lifetime"),
         ("arrival,lifetime,profile\n1,1,1g.99gb\n", [], "line 2: unknown profile"),
         ("arrival,lifetime,profile\n1,1,1g.10gb\n", ["--scale", "0.5"], "a plain trace has none"),

@@ -1,4 +1,4 @@
-"""A command loads what it needs to run and nothing else: what talks to a service starts at once."""
+"""Commands import only what they need: service commands start fast."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from slicewise.cli.main import exit_status
 
 NEVER = {
     "alembic", "asyncio", "click", "kubernetes", "matplotlib", "numba", "numpy", "pyarrow",
-    "pygments", "sqlalchemy", "starlette", "structlog", "uvicorn",
+    "pydantic", "pygments", "sqlalchemy", "starlette", "structlog", "uvicorn",
     "slicewise.agent", "slicewise.catalog", "slicewise.core.cluster", "slicewise.engine",
-    "slicewise.policies", "slicewise.service", "slicewise.sim", "slicewise.store",
+    "slicewise.policies", "slicewise.server", "slicewise.lab", "slicewise.store",
 }  # fmt: skip
-"""What no command that only talks to a service has a use for, with all that is inside."""
+"""Packages that no service command needs, with their submodules."""
 
 PROBE = """\
 import json, sys
@@ -33,7 +33,7 @@ print(json.dumps([status, *sys.modules]))
 
 
 class NotHere(BaseHTTPRequestHandler):
-    """A service that has nothing."""
+    """A service that answers every request with 404."""
 
     def do_GET(self) -> None:
         self.rfile.read(int(self.headers.get("content-length", 0)))
@@ -52,7 +52,7 @@ class NotHere(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    """The address of a service that refuses everything at once."""
+    """The address of a service that refuses every request."""
     with ThreadingHTTPServer(("127.0.0.1", 0), NotHere) as http:
         thread = threading.Thread(target=http.serve_forever)
         thread.start()
@@ -62,7 +62,7 @@ def server() -> Iterator[str]:
 
 
 def loaded(arguments: str, server: str = "") -> tuple[int, str, set[str]]:
-    """The exit status of a command in a new process, what it complained of, and its modules."""
+    """Run a command in a new process; return exit status, standard error and loaded modules."""
     environment = {
         name: value for name, value in os.environ.items() if "proxy" not in name.lower()
     } | {"SLICEWISE_SERVER": server, "SLICEWISE_TOKEN": "sw_x"}
@@ -79,7 +79,7 @@ def loaded(arguments: str, server: str = "") -> tuple[int, str, set[str]]:
 
 
 def without(names: set[str], modules: set[str]) -> None:
-    """Refuse modules of these names, and those inside them."""
+    """Check that none of these packages is loaded."""
     found = {name for name in modules for heavy in names if f"{name}.".startswith(f"{heavy}.")}
     assert sorted(found) == []
 
@@ -92,21 +92,21 @@ def without(names: set[str], modules: set[str]) -> None:
         "tokens revoke x", "clock", "clock accept",
     ],
 )  # fmt: skip
-def test_a_command_of_a_service_starts_light(arguments: str, server: str) -> None:
+def test_a_service_command_loads_no_heavy_package(arguments: str, server: str) -> None:
     status, told, modules = loaded(arguments, server)
     assert (status, told) == (2, "slicewise: error: not here\n")
-    assert "slicewise.client.blocking" in modules
-    without(NEVER | {"rich", "slicewise.client.aio"}, modules)
+    assert "slicewise.client.blocking_client" in modules
+    without(NEVER | {"rich", "slicewise.client.async_client"}, modules)
 
 
-def test_a_single_look_needs_no_loop(server: str) -> None:
+def test_top_once_needs_no_asyncio(server: str) -> None:
     status, told, modules = loaded("top --once", server)
     assert (status, told) == (2, "slicewise: error: not here\n")
-    without(NEVER - {"pygments"} | {"slicewise.client.aio"}, modules)
+    without(NEVER - {"pygments"} | {"slicewise.client.async_client"}, modules)
 
 
 @pytest.mark.parametrize("arguments", ["", "--help", "--version"])
-def test_the_list_of_commands_loads_none_of_them(arguments: str) -> None:
+def test_the_list_of_commands_loads_no_command(arguments: str) -> None:
     status, told, modules = loaded(arguments)
     assert (status, told) == (0, "")
     assert not {f"slicewise.cli.{name}" for name in ("allocations", "simulate")} & modules
@@ -120,10 +120,10 @@ def test_help_needs_no_client(arguments: str) -> None:
 
 
 @pytest.mark.parametrize("command", [*commands()], ids=lambda command: str(command.name))
-def test_the_list_says_what_the_help_of_a_command_says_first(command: LazyCommand) -> None:
+def test_the_summary_in_the_list_is_that_of_the_command(command: LazyCommand) -> None:
     assert command.get_short_help_str(1000) == command.loaded.get_short_help_str(1000)
 
 
-def test_a_command_nearly_named_is_suggested(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_similar_command_is_suggested(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_status(["simulat"]) == 2
     assert "No such command 'simulat'. Did you mean 'simulate'?" in capsys.readouterr().err

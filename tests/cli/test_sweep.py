@@ -1,4 +1,4 @@
-"""`slicewise sweep` as a person would type it, interrupted, killed and resumed."""
+"""`slicewise sweep`: results, interruptions, kills and resuming."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from slicewise.cli.main import exit_status
-from slicewise.sim.finished import FinishedLog
+from slicewise.lab.checkpoint import Checkpoint
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sweep.toml"
 SWEEP = """
@@ -51,7 +51,9 @@ def same_results(one: Path, other: Path) -> bool:
     return all((one / name).read_bytes() == (other / name).read_bytes() for name in names)
 
 
-def test_results_land_in_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_are_written_to_the_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "new" / "out"
     document = json.loads(alone(write(tmp_path), out, capsys))
     assert document["experiment"] == "steady"
@@ -59,8 +61,8 @@ def test_results_land_in_the_folder(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert (document["runs"], document["missing"], document["interrupted"]) == (RUNS, 0, False)
     assert len(document["results"]) == 2 * 2 * 2 * 3
     assert sorted(path.name for path in out.iterdir()) == [
+        "checkpoint.sqlite",
         "report.html",
-        "runs",
         "runs.parquet",
         "summary.parquet",
     ]
@@ -112,19 +114,19 @@ def test_checking_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def interrupt_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    keep, left = FinishedLog.keep, count
+    keep, left = Checkpoint.keep, count
 
-    def interrupted(log: FinishedLog, done: Any) -> None:
+    def interrupted(log: Checkpoint, done: Any) -> None:
         nonlocal left
         if not left:
             raise KeyboardInterrupt
         left -= 1
         keep(log, done)
 
-    monkeypatch.setattr(FinishedLog, "keep", interrupted)
+    monkeypatch.setattr(Checkpoint, "keep", interrupted)
 
 
-def test_an_interruption_leaves_a_report_and_is_made_up_for(
+def test_an_interruption_leaves_a_report_and_can_be_resumed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, out = write(tmp_path), tmp_path / "out"
@@ -133,7 +135,7 @@ def test_an_interruption_leaves_a_report_and_is_made_up_for(
     assert exit_status(arguments) == 130
     output, problem = capsys.readouterr()
     assert json.loads(output)["interrupted"] is True
-    assert "the same command goes on from here" in problem
+    assert "run the same command to resume" in problem
     assert "Not complete." in (out / "report.html").read_text(encoding="utf-8")
     monkeypatch.undo()
     assert exit_status(arguments) == 0
@@ -143,7 +145,7 @@ def test_an_interruption_leaves_a_report_and_is_made_up_for(
     assert same_results(out, tmp_path / "whole")
 
 
-def test_an_interruption_before_there_is_anything(
+def test_an_interruption_before_the_first_results(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interrupt_after(1, monkeypatch)
@@ -155,20 +157,19 @@ def test_an_interruption_before_there_is_anything(
 DYING = """
 import os, signal, sys
 from slicewise.cli.main import run
-from slicewise.sim.finished import FinishedLog
+from slicewise.lab.checkpoint import Checkpoint
 
-keep, left = FinishedLog.keep, int(sys.argv[1])
+keep, left = Checkpoint.keep, int(sys.argv[1])
 
 def die(log, done):
     global left
     left -= 1
     if left < 0:
-        log._file.write('["cut off in the mid')
-        log._file.flush()
+        log._database.execute("DELETE FROM runs")  # a transaction that is never committed
         os.kill(os.getpid(), signal.SIGKILL)
     keep(log, done)
 
-FinishedLog.keep = die
+Checkpoint.keep = die
 if __name__ == "__main__":
     run(sys.argv[2:])
 """
@@ -176,7 +177,7 @@ if __name__ == "__main__":
 
 @pytest.mark.unmeasured
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_killed_in_the_middle_of_a_line_and_resumed(
+def test_killed_in_the_middle_of_a_transaction_and_resumed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], workers: str
 ) -> None:
     file, out = write(tmp_path), tmp_path / "out"
@@ -193,15 +194,18 @@ def test_killed_in_the_middle_of_a_line_and_resumed(
     assert same_results(out, tmp_path / "whole")
 
 
-def test_damage_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_checkpoint_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file, out = write(tmp_path), tmp_path / "out"
-    whole = alone(file, out, capsys)
-    (path,) = (out / "runs").iterdir()
-    path.write_text(path.read_text().replace("this process", "that process", 2))
-    assert exit_status(["sweep", file, "--out", str(out), "--workers", "1", "--json"]) == 0
-    output, problem = capsys.readouterr()
-    assert "2 damaged lines in the folder of finished runs" in problem
-    assert output == whole
+    alone(file, out, capsys)
+    checkpoint = out / "checkpoint.sqlite"
+    checkpoint.write_bytes(b"not SQLite" * 1000)
+    assert exit_status(["sweep", file, "--out", str(out), "--workers", "1"]) == 2
+    assert capsys.readouterr().err == (
+        f"slicewise: error: '{checkpoint}' cannot be read: file is not a database; "
+        "delete it to run everything again\n"
+    )
 
 
 def test_the_example_is_small(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -209,7 +213,7 @@ def test_the_example_is_small(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert plan["runs"] == 240
 
 
-def test_many_loads_are_not_squeezed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_many_loads_are_not_truncated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     loads = ", ".join(f"{load / 10}" for load in range(3, 11))
     text = f'experiment = "steady"\npolicies = "{LONG}"\ngpus = 2\nruns = 2\nloads = [{loads}]\n'
     shown = printed(capsys, write(tmp_path, text), "--out", str(tmp_path), "--workers", "1")
@@ -240,7 +244,7 @@ def test_refusals(
     assert problem in error
 
 
-def test_a_file_that_is_wrong_is_refused_before_anything_is_made(
+def test_a_wrong_file_is_rejected_before_anything_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = write(tmp_path, SWEEP.replace("loads", "load"))
@@ -251,7 +255,7 @@ def test_a_file_that_is_wrong_is_refused_before_anything_is_made(
     assert not (tmp_path / "out").exists()
 
 
-def test_without_the_extra_one_line_says_what_to_install(
+def test_without_the_extra_the_error_names_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = "slicewise.cli.sweep.find_spec"

@@ -1,4 +1,4 @@
-"""An agent that talks to a service that really listens."""
+"""An agent of a service that listens on a port."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GEOMETRY = msgspec.to_builtins(record_of(load_geometry("H200-141GB")))
 
 
 class Agent:
-    """Speaks for a node with one GPU."""
+    """The agent of a node with one GPU."""
 
     def __init__(self, service: Running, node: str = "gpu-07") -> None:
         with Client(service.url, service.token) as client:
@@ -66,6 +66,6 @@ class Agent:
 
 
 def when_followed(service: Running) -> None:
-    """Wait until somebody follows the events."""
-    while not service.service.site.streams.open:
+    """Wait until an event stream is open."""
+    while not service.service.context.streams.open:
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""A service that listens, and both clients to talk to it."""
+"""A service that listens on a port, and both clients for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slicewise.client import AsyncClient, Client
 
 
 class Awaited:
-    """An `AsyncClient` whose calls are waited for, so that tests need not be written twice."""
+    """An `AsyncClient` with blocking calls, so one test covers both clients."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self._loop = asyncio.new_event_loop()
@@ -52,19 +52,19 @@ class Awaited:
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Running]:
-    """A service with nothing in it but the default tenant."""
+    """A service with only the default tenant."""
     with running(tmp_path / "service") as made:
         yield made
 
 
 @pytest.fixture(params=[Client, Awaited], ids=["blocking", "awaited"])
 def make(request: pytest.FixtureRequest) -> Any:
-    """One client or the other."""
+    """The constructor of a blocking or asynchronous client."""
     return request.param
 
 
 @pytest.fixture
 def admin(service: Running, make: Any) -> Iterator[Any]:
-    """The admin's client, of either kind."""
+    """A client with the admin token, of either kind."""
     with make(service.url, service.token) as client:
         yield client

@@ -1,4 +1,4 @@
-"""A service that is really listening, in a thread of the test's own process."""
+"""A service that listens on a port, in a thread of the test process."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from typing import Any
 
 import uvicorn
 
-from slicewise.control.memory import MemoryStore
-from slicewise.service.service import Service
-from slicewise.service.settings import Settings
+from slicewise.config.settings import Settings
+from slicewise.server.service import Service
+from slicewise.store.memory import MemoryStore
 
 
 @dataclass(frozen=True)
 class Running:
-    """Where it listens, and the file with its admin token."""
+    """The URL of a service, and the file with its admin token."""
 
     url: str
     token_file: Path
@@ -30,12 +30,12 @@ class Running:
 
     @property
     def token(self) -> str:
-        """The admin's token."""
+        """The admin token."""
         return self.token_file.read_text(encoding="utf-8").strip()
 
 
 class _Server(uvicorn.Server):
-    """Signals are the test's, not the server's."""
+    """A server that installs no signal handlers."""
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         await self._serve(sockets)
@@ -70,7 +70,7 @@ async def _serve(
 def running(
     folder: Path, store: MemoryStore | None = None, port: int = 0, **settings: Any
 ) -> Iterator[Running]:
-    """A service with nothing in it but the default tenant, until the end of the block.
+    """A service with only the default tenant, until the end of the block.
 
     Several on one store are a leader and its standbys.
     """
@@ -104,7 +104,7 @@ def running(
         try:
             yield Running(url, folder / "admin-token", service)
         finally:
-            loop = service.plant._loop
+            loop = service.runtime._loop
             assert loop is not None
             loop.call_soon_threadsafe(over.set)
     finally:

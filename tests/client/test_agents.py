@@ -1,4 +1,4 @@
-"""What the clients know of agents: waiting until an instance can be used, and what is nobody's."""
+"""Clients and agents: waiting for active instances, and foreign instances."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def agent(service: Running) -> Iterator[Agent]:
     made.close()
 
 
-def test_waiting_until_it_can_be_used(service: Running, make: Any, agent: Agent) -> None:
+def test_wait_until_active(service: Running, make: Any, agent: Agent) -> None:
     with Client(service.url, service.token) as other:
         first = other.allocate("7g.141gb")
         asked = other.allocate("3g.71gb", count=2, wait_seconds=600)
@@ -49,7 +49,7 @@ def test_waiting_until_it_can_be_used(service: Running, make: Any, agent: Agent)
             assert client.wait_until_active(asked.id) == made, "at once"
 
 
-def test_waiting_for_what_fails(service: Running, make: Any, agent: Agent) -> None:
+def test_wait_for_an_allocation_that_fails(service: Running, make: Any, agent: Agent) -> None:
     with Client(service.url, service.token) as other:
         asked = other.allocate("1g.18gb")
 
@@ -67,7 +67,7 @@ def test_waiting_for_what_fails(service: Running, make: Any, agent: Agent) -> No
         assert made.detail.endswith("no luck")
 
 
-def test_what_is_nobodys(service: Running, make: Any, agent: Agent) -> None:
+def test_foreign_instances(service: Running, make: Any, agent: Agent) -> None:
     found = {"gpu": "GPU-0", "uuid": "MIG-x", "profile": "1g.18gb", "start": 0, "size": 1}
     agent.report(foreign=(found, found | {"uuid": "MIG-y", "start": 1}))
     with make(service.url, service.token) as client:
@@ -77,7 +77,7 @@ def test_what_is_nobodys(service: Running, make: Any, agent: Agent) -> None:
         assert (made.state, made.uuid, made.labels) == ("active", "MIG-x", {"a": "b"})
         assert client.evict("gpu-07", "MIG-y").evicting
         assert [one["uuid"] for one in agent.desired()["evict"]] == ["MIG-y"]
-        with pytest.raises(RejectedError, match="nothing about the geometry"):
+        with pytest.raises(RejectedError, match="there is nothing to accept"):
             client.accept("gpu-07")
         agent.report()
         client.release(made.id)

@@ -1,4 +1,4 @@
-"""Every call of both clients, to a service that is really there."""
+"""Every call of both clients, to a real service."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from slicewise.client import (
     RejectedError,
     Role,
 )
-from slicewise.control.memory import MemoryStore
 from slicewise.core.errors import SlicewiseError
-from slicewise.service.table import ROUTES
+from slicewise.server.routes.table import ROUTES
+from slicewise.store.memory import MemoryStore
 
 NOT_CALLED = {"metrics", "openapi", "healthz", "agentHello", "agentDesired", "agentReport"}
-"""Routes for others: Prometheus, generators of code, whoever watches the process, and agents."""
+"""Routes without a method: for Prometheus, code generators, health checks and agents."""
 
 
 def public(cls: type) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def public(cls: type) -> dict[str, Any]:
     }
 
 
-def test_both_clients_are_the_same() -> None:
+def test_both_clients_have_the_same_methods() -> None:
     blocking, awaited = public(Client), public(AsyncClient)
     assert list(blocking) == list(awaited)
     for name, method in {**blocking, "__init__": Client.__init__}.items():
@@ -63,7 +63,7 @@ def test_both_clients_are_the_same() -> None:
         assert inspect.iscoroutinefunction(other) is not (lists or name == "__init__"), name
 
 
-def test_every_method_says_what_it_does() -> None:
+def test_every_method_has_a_docstring() -> None:
     for name, method in public(Client).items():
         assert method.__doc__, name
 
@@ -85,12 +85,12 @@ def test_every_route_is_called(service: Running) -> None:
     assert called == set(public(Client)) - {"close"}
 
 
-def test_the_walk(admin: Any) -> None:
+def test_every_method_works(admin: Any) -> None:
     walk(admin)
 
 
 def walk(client: Any) -> set[str]:
-    """Use every method as it is meant to be used; returns which were."""
+    """Call every method in a realistic order; return their names."""
     called: set[str] = set()
 
     def do(name: str, *arguments: Any, **options: Any) -> Any:
@@ -183,8 +183,10 @@ def walk(client: Any) -> set[str]:
     assert do("cluster").devices is None
     view = do("cluster", gpus=True)
     assert len(view.devices) == view.gpus == 3
-    lately = do("lately", seconds=60, rejections=1)
-    assert len(lately.rejections) <= 1 <= len(lately.points)
+    stats = do("stats", seconds=60, rejections=1)
+    assert len(stats.rejections) <= 1 <= len(stats.points)
+    with pytest.raises(RejectedError, match="in memory only"):
+        list(do("backup"))
     assert "A100-80GB" in [model.name for model in do("models")]
     assert [policy.in_use for policy in do("policies")].count(True) == 1
     assert do("readiness").role == "leading"
@@ -224,12 +226,12 @@ def walk(client: Any) -> set[str]:
     return called
 
 
-def test_what_the_service_refuses_is_raised(admin: Any) -> None:
+def test_errors_of_the_service_are_raised(admin: Any) -> None:
     with pytest.raises(RejectedError, match="no GPU model of this cluster offers") as full:
         admin.allocate("1g.10gb")
     assert (full.value.reason, full.value.status) == ("capacity", 409)
     admin.add_node("n1", "A100-80GB", 1)
-    with pytest.raises(RejectedError, match="exists already") as exists:
+    with pytest.raises(RejectedError, match="already exists") as exists:
         admin.add_node("n1", "A100-80GB", 1)
     assert exists.value.reason == "exists"
     with pytest.raises(ApiError, match="no allocation 'nothing'") as missing:
@@ -242,7 +244,7 @@ def test_what_the_service_refuses_is_raised(admin: Any) -> None:
         list(admin.allocations(state="asleep"))
 
 
-def test_others_tokens(service: Running, make: Any, admin: Any) -> None:
+def test_tokens_of_other_roles(service: Running, make: Any, admin: Any) -> None:
     admin.add_tenant("acme")
     secret = admin.issue_token("tenant", tenant="acme").token
     with make(service.url, secret) as acme:
@@ -252,14 +254,12 @@ def test_others_tokens(service: Running, make: Any, admin: Any) -> None:
         assert refused.value.status == 403
     with make(service.url, "sw_nobody") as nobody:
         for ask in (nobody.whoami, lambda: next(nobody.events())):
-            with pytest.raises(ApiError, match="this token is not known") as unknown:
+            with pytest.raises(ApiError, match="unknown token") as unknown:
                 ask()
             assert unknown.value.status == 401
 
 
-def test_a_tenant_that_asks_too_fast_is_slowed_down(
-    service: Running, make: Any, admin: Any
-) -> None:
+def test_a_rate_limited_request_is_retried(service: Running, make: Any, admin: Any) -> None:
     admin.add_tenant("acme", Quota(requests_per_second=1))
     secret = admin.issue_token("tenant", tenant="acme").token
     with make(service.url, secret) as patient:
@@ -270,7 +270,7 @@ def test_a_tenant_that_asks_too_fast_is_slowed_down(
     assert refused.value.status == 429
 
 
-def test_pages_go_on(service: Running, make: Any, admin: Any) -> None:
+def test_lists_span_pages(service: Running, make: Any, admin: Any) -> None:
     names = sorted(f"t{number:03}" for number in range(120))
     for name in names:
         admin.add_tenant(name)
@@ -278,8 +278,8 @@ def test_pages_go_on(service: Running, make: Any, admin: Any) -> None:
 
 
 def test_an_application_in_the_same_process(service: Running) -> None:
-    """The awaited client needs no server where the application is at hand."""
-    loop = service.service.plant._loop
+    """The asynchronous client can call an ASGI application directly."""
+    loop = service.service.runtime._loop
     assert loop is not None
 
     async def ask() -> str:
@@ -290,8 +290,8 @@ def test_an_application_in_the_same_process(service: Running) -> None:
     assert asyncio.run_coroutine_threadsafe(ask(), loop).result() == "n1"
 
 
-def test_the_leader_is_found(tmp_path: Path, make: Any) -> None:
-    """Named first, a standby sends writers away, and reads are answered where they are asked."""
+def test_writes_find_the_leader(tmp_path: Path, make: Any) -> None:
+    """A standby redirects writes to the leader and serves reads itself."""
     store = MemoryStore(time.time)
     with running(tmp_path / "a", store) as leader, running(tmp_path / "b", store) as standby:
         both = f"{standby.url},{leader.url}"
@@ -316,10 +316,10 @@ def test_the_leader_is_found(tmp_path: Path, make: Any) -> None:
         ("http://a,", "sw_x", "'' is not the address"),
         ("http://name:secret@host", "sw_x", "is not the address"),
         (f"http://{'a' * 64}", "sw_x", "is not the address"),
-        ([], "sw_x", "no server was named"),
-        ("http://host", "", "this is no token"),
-        ("http://host", "two words\n", "this is no token"),
-        ("http://host", "ключ", "this is no token"),
+        ([], "sw_x", "no server was given"),
+        ("http://host", "", "invalid token"),
+        ("http://host", "two words\n", "invalid token"),
+        ("http://host", "ключ", "invalid token"),
     ],
 )
 def test_bad_addresses_and_tokens_are_refused(
@@ -330,7 +330,7 @@ def test_bad_addresses_and_tokens_are_refused(
             cls(server, token)
 
 
-def test_authorities_are_loaded_only_where_a_certificate_will_be_shown(
+def test_certificate_authorities_are_loaded_for_https_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", "/nowhere/at/all")
@@ -341,22 +341,22 @@ def test_authorities_are_loaded_only_where_a_certificate_will_be_shown(
         cls("https://b", "sw_x", verify=False)
 
 
-def test_proxies_that_cannot_be_used_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_proxies_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALL_PROXY", "nonsense://127.0.0.1:1")
     for cls in (Client, AsyncClient):
         with pytest.raises(SlicewiseError, match="proxies or certificates"):
             cls("http://host", "sw_x")
 
 
-def test_waiting_until_it_is_placed(service: Running, make: Any) -> None:
-    """Told by the stream of events as it happens."""
+def test_wait_until_placed(service: Running, make: Any) -> None:
+    """The event stream ends the wait without a delay."""
     with Client(service.url, service.token) as other:
         other.add_node("n1", "A100-80GB", 1)
         whole = other.allocate("7g.80gb")
         waits = other.allocate("1g.10gb", wait_seconds=600)
 
         def make_room() -> None:
-            while not service.service.site.streams.open:
+            while not service.service.context.streams.open:
                 time.sleep(0.01)
             other.add_tenant("acme")  # is of no concern
             other.release(whole.id)
@@ -368,7 +368,7 @@ def test_waiting_until_it_is_placed(service: Running, make: Any) -> None:
         assert (placed.id, placed.state, placed.node) == (waits.id, "placed", "n1")
 
 
-def test_waiting_in_vain(admin: Any) -> None:
+def test_a_wait_times_out(admin: Any) -> None:
     waits = admin.allocate("1g.10gb", wait_seconds=0.3)
     assert waits.state == "queued"
     ended = admin.wait_until_placed(waits.id)
@@ -376,8 +376,8 @@ def test_waiting_in_vain(admin: Any) -> None:
 
 
 @pytest.mark.parametrize(("role", "after"), [("leading", "5"), ("starting", "0")])
-def test_a_server_that_hears_of_it_later(make: Any, role: str, after: str) -> None:
-    """The events come from one server, the allocation from another that is behind."""
+def test_a_wait_with_a_server_that_lags_behind(make: Any, role: str, after: str) -> None:
+    """Events come from one server, the allocation from another one that lags behind."""
     waiting = {"position": 1, "reason": "capacity", "detail": "", "deadline": None}
     view: dict[str, Any] = {
         **dict.fromkeys(AllocationView.__struct_fields__),
@@ -400,7 +400,12 @@ def test_a_server_that_hears_of_it_later(make: Any, role: str, after: str) -> No
         "kind": "served",
         "tenant": "default",
         "subject": "a1",
-        "entry": {"kind": "served", "allocation": "a1", "tenant": "default", "parts": []},
+        "entry": {
+            "kind": "served",
+            "allocation": "a1",
+            "tenant": {"id": "tenant:1", "name": "default"},
+            "parts": [],
+        },
     }
 
     def answer(request: httpx.Request) -> httpx.Response:

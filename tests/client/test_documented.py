@@ -1,4 +1,4 @@
-"""The reference in docs/python-api.md tells of everything that the clients have."""
+"""The reference in docs/python-api.md lists every public name and method of the clients."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from slicewise.client import Client
 REFERENCE = (Path(__file__).parents[2] / "docs" / "python-api.md").read_text(encoding="utf-8")
 
 
-def test_every_public_name_is_there_and_no_other() -> None:
+def test_the_reference_lists_exactly_the_public_names() -> None:
     named = set(re.findall(r"`client\.(\w+)`", REFERENCE))
     assert named == set(client.__all__)
     assert client.__all__ == sorted(client.__all__)
 
 
-def test_every_call_is_there_and_no_other() -> None:
+def test_the_reference_lists_exactly_the_methods() -> None:
     rows = REFERENCE[REFERENCE.index("| Calls | |") :].split("\n\n")[0].splitlines()[2:]
     named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
     calls = [name for name, _ in inspect.getmembers(Client, inspect.isfunction)]

@@ -1,4 +1,4 @@
-"""Servers that fail: what is sent again, what is not, and what is said in the end."""
+"""Failing servers: which requests are retried, and the final error."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ import pytest
 
 from slicewise.client import ApiError, AsyncClient, RejectedError, UnreachableError
 from slicewise.client import calls as calls_module
-from slicewise.client.exchange import Again, Exchange, Trip
+from slicewise.client.transport import Endpoints, Request, Retry
 from slicewise.core.errors import SlicewiseError
 
 WHO = {"id": "t1", "role": "admin", "tenant": None, "node": None, "note": "", "expires_at": None}
 TENANT = {
+    "id": "tenant:3",
     "name": "acme",
     "quota": {},
     "usage": {"memory_slices": 0, "compute_slices": 0, "instances": 0, "waiting": 0},
@@ -39,19 +40,19 @@ Answerer = Callable[[httpx.Request], httpx.Response]
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Nobody waits here; what would have been waited is noted."""
+    """Record pauses instead of waiting."""
     paused: list[float] = []
 
     async def sleep(seconds: float) -> None:
         paused.append(seconds)
 
-    monkeypatch.setattr("slicewise.client.blocking.sleep", paused.append)
-    monkeypatch.setattr("slicewise.client.aio.sleep", sleep)
+    monkeypatch.setattr("slicewise.client.blocking_client.sleep", paused.append)
+    monkeypatch.setattr("slicewise.client.async_client.sleep", sleep)
     return paused
 
 
 class Script:
-    """Servers that do what is written, one thing a request, the last of it for ever."""
+    """Servers with scripted answers, one per request; the last one repeats."""
 
     def __init__(self, *steps: Exception | httpx.Response | Answerer) -> None:
         self.steps = list(steps)
@@ -89,7 +90,9 @@ REFUSED = httpx.ConnectError("[Errno 111] Connection refused")
 DROPPED = httpx.RemoteProtocolError("Server disconnected without sending a response.")
 
 
-def test_what_can_be_repeated_is_until_it_works(make: Any, no_pauses: list[float]) -> None:
+def test_repeatable_requests_are_retried_until_they_succeed(
+    make: Any, no_pauses: list[float]
+) -> None:
     script = Script(REFUSED, DROPPED, httpx.ReadTimeout(""), problem(503, "busy"), said(200, WHO))
     with client(make, script) as c:
         assert c.whoami().id == "t1"
@@ -98,7 +101,7 @@ def test_what_can_be_repeated_is_until_it_works(make: Any, no_pauses: list[float
     assert all(0 < pause <= 0.4 for pause in no_pauses)
 
 
-def test_the_same_key_is_sent_again(make: Any) -> None:
+def test_a_retry_sends_the_same_key(make: Any) -> None:
     script = Script(DROPPED, problem(503, "nobody knows"), DROPPED, said(201, NODE))
     with client(make, script) as c:
         assert c.add_node("n1", "A100-80GB", 1).name == "n1"
@@ -112,7 +115,7 @@ def test_the_same_key_is_sent_again(make: Any) -> None:
 
 
 @pytest.mark.parametrize("key", ["", " x", "a\nb", "é", "x" * 129])
-def test_a_key_that_no_header_can_hold_is_refused(make: Any, key: str) -> None:
+def test_a_key_that_is_no_header_value_is_refused(make: Any, key: str) -> None:
     script = Script(said(201, NODE))
     with client(make, script) as c, pytest.raises(SlicewiseError, match="idempotency key must be"):
         c.add_node("n1", "A100-80GB", 1, idempotency_key=key)
@@ -120,18 +123,18 @@ def test_a_key_that_no_header_can_hold_is_refused(make: Any, key: str) -> None:
 
 
 @pytest.mark.parametrize("failure", [DROPPED, httpx.ReadTimeout(""), httpx.ReadError("")])
-def test_what_cannot_be_repeated_is_sent_once(make: Any, failure: Exception) -> None:
+def test_unrepeatable_requests_are_sent_once(make: Any, failure: Exception) -> None:
     script = Script(failure, said(201, TENANT))
     with (
         client(make, script, "http://a,http://b") as c,
-        pytest.raises(UnreachableError, match="may have been done all the same: look before"),
+        pytest.raises(UnreachableError, match="may have been carried out: check before"),
     ):
         c.add_tenant("acme")
     assert script.hosts == ["a"]
     assert script.keys == [None]
 
 
-def test_an_unknown_outcome_is_not_tried_again(make: Any) -> None:
+def test_an_unrepeatable_request_with_an_unknown_outcome_is_not_retried(make: Any) -> None:
     script = Script(problem(503, "nobody knows whether it was done"), said(201, TENANT))
     with client(make, script) as c, pytest.raises(ApiError, match="nobody knows whether") as told:
         c.add_tenant("acme")
@@ -139,7 +142,7 @@ def test_an_unknown_outcome_is_not_tried_again(make: Any) -> None:
     assert len(script.requests) == 1
 
 
-def test_what_was_never_sent_may_be_sent(make: Any) -> None:
+def test_a_request_that_was_never_sent_is_retried(make: Any) -> None:
     script = Script(REFUSED, said(201, TENANT))
     with client(make, script, ["http://a", "http://b"]) as c:
         assert c.add_tenant("acme").name == "acme"
@@ -147,14 +150,14 @@ def test_what_was_never_sent_may_be_sent(make: Any) -> None:
 
 
 @pytest.mark.parametrize("call", ["cordon", "uncordon", "drain"])
-def test_what_leaves_the_same_may_be_repeated(make: Any, call: str) -> None:
+def test_idempotent_calls_are_retried(make: Any, call: str) -> None:
     script = Script(DROPPED, said(200, NODE))
     with client(make, script) as c:
         assert getattr(c, call)("n1").name == "n1"
     assert len(script.requests) == 2
 
 
-def test_the_leader_is_asked_next_and_from_then_on(make: Any) -> None:
+def test_the_named_leader_is_tried_next_and_preferred_afterwards(make: Any) -> None:
     standby = problem(503, "c does", leader="http://c/")
     script = Script(standby, said(201, TENANT), said(200, WHO))
     with client(make, script, "http://a,http://b,http://c") as c:
@@ -163,15 +166,15 @@ def test_the_leader_is_asked_next_and_from_then_on(make: Any) -> None:
     assert script.hosts == ["a", "c", "c"]
 
 
-def test_a_leader_nobody_named_is_not_followed(make: Any) -> None:
-    """The token goes to servers that were named, and nowhere else."""
+def test_an_unlisted_leader_is_not_contacted(make: Any) -> None:
+    """The token is sent to the listed servers only."""
     script = Script(problem(503, "x does", leader="http://x"), said(200, NODE))
     with client(make, script, "http://a,http://b") as c:
         c.cordon("n1")
     assert script.hosts == ["a", "b"]
 
 
-def test_every_server_is_asked_before_anybody_waits(make: Any, no_pauses: list[float]) -> None:
+def test_every_server_is_tried_before_a_pause(make: Any, no_pauses: list[float]) -> None:
     script = Script(REFUSED, REFUSED, REFUSED, said(200, WHO))
     with client(make, script, "http://a,http://b,http://c") as c:
         c.whoami()
@@ -180,7 +183,7 @@ def test_every_server_is_asked_before_anybody_waits(make: Any, no_pauses: list[f
     assert no_pauses[2] > 0
 
 
-def test_nobody_answers(make: Any) -> None:
+def test_no_server_answers(make: Any) -> None:
     script = Script(REFUSED)
     with (
         client(make, script, "http://a:1/,http://b:2", patience=0) as c,
@@ -194,7 +197,7 @@ def test_nobody_answers(make: Any) -> None:
     assert script.hosts == ["a", "b"]  # each of them once, however impatient
 
 
-def test_nobody_leads_for_too_long(make: Any) -> None:
+def test_no_leader_until_the_deadline(make: Any) -> None:
     with (
         client(make, Script(problem(503, "nobody leads at the moment")), patience=0) as c,
         pytest.raises(ApiError, match=r"^nobody leads at the moment$"),
@@ -202,7 +205,7 @@ def test_nobody_leads_for_too_long(make: Any) -> None:
         c.whoami()
 
 
-def test_a_port_where_nobody_listens(make: Any) -> None:
+def test_a_closed_port(make: Any) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
@@ -213,7 +216,7 @@ def test_a_port_where_nobody_listens(make: Any) -> None:
             c.whoami()
 
 
-def test_a_server_that_does_not_speak_tls(make: Any, service: Any) -> None:
+def test_a_server_without_tls(make: Any, service: Any) -> None:
     with (
         make(service.url.replace("http", "https"), "sw_x") as c,
         pytest.raises(UnreachableError, match=r"no safe connection to https.*TLS"),
@@ -221,7 +224,7 @@ def test_a_server_that_does_not_speak_tls(make: Any, service: Any) -> None:
         c.whoami()
 
 
-def test_a_certificate_that_is_not_trusted_is_final(make: Any) -> None:
+def test_an_untrusted_certificate_is_not_retried(make: Any) -> None:
     bad = httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed")
     inner = ssl.SSLCertVerificationError(1, "certificate verify failed")
     inner.verify_message = "self-signed certificate"
@@ -249,7 +252,7 @@ def test_a_host_with_several_addresses(make: Any) -> None:
         c.whoami()
 
 
-def test_too_fast_is_waited_out_as_told(make: Any, no_pauses: list[float]) -> None:
+def test_a_rate_limit_is_waited_out(make: Any, no_pauses: list[float]) -> None:
     slow = problem(429, "too fast")
     slow.headers["retry-after"] = "7"
     script = Script(slow, problem(429, "too fast"), said(201, TENANT))
@@ -262,7 +265,7 @@ def test_too_fast_is_waited_out_as_told(make: Any, no_pauses: list[float]) -> No
 
 
 @pytest.mark.parametrize("status", [502, 504])
-def test_a_gateway_without_a_server_behind_it(make: Any, status: int) -> None:
+def test_a_gateway_without_a_server(make: Any, status: int) -> None:
     gateway = httpx.Response(status, content=b"<html>\n bad gateway</html>")
     script = Script(gateway, said(200, WHO))
     with client(make, script) as c:
@@ -274,20 +277,20 @@ def test_a_gateway_without_a_server_behind_it(make: Any, status: int) -> None:
     assert len(once.requests) == 1
 
 
-def test_answers_of_somebody_else(make: Any) -> None:
+def test_answers_of_another_program(make: Any) -> None:
     with (
         client(make, Script(httpx.Response(200, content=b"<html>"))) as c,
-        pytest.raises(SlicewiseError, match="http://a answered what this client does not"),
+        pytest.raises(SlicewiseError, match="this client cannot read the answer of http://a"),
     ):
         c.whoami()
     with (
         client(make, Script(httpx.Response(404))) as c,
-        pytest.raises(ApiError, match="http://a answered 404: nothing more"),
+        pytest.raises(ApiError, match="http://a answered 404: no details"),
     ):
         c.whoami()
 
 
-def test_rejections_are_of_their_own_kind(make: Any) -> None:
+def test_rejections_have_their_own_error(make: Any) -> None:
     script = Script(problem(409, "no room", reason="capacity"))
     with client(make, script) as c, pytest.raises(RejectedError, match="no room") as told:
         c.allocate("1g.10gb")
@@ -298,7 +301,7 @@ def test_rejections_are_of_their_own_kind(make: Any) -> None:
     assert plain.value.reason == ""
 
 
-def test_a_server_that_is_not_ready_says_how_it_stands(make: Any) -> None:
+def test_readiness_of_a_server_that_is_not_ready(make: Any) -> None:
     standing = {"ready": False, "role": "starting", "leader": None, "seq": 0, "problems": ["x"]}
     with client(make, Script(said(503, standing))) as c:
         assert c.readiness().role == "starting"
@@ -306,19 +309,19 @@ def test_a_server_that_is_not_ready_says_how_it_stands(make: Any) -> None:
 
 def test_patience_is_measured_by_the_clock() -> None:
     now = [100.0]
-    exchange = Exchange("http://a,http://b", "sw_x", patience=10, clock=lambda: now[0])
-    trip = Trip(exchange, calls_module.whoami())
-    assert trip.failed(REFUSED) == Again(0)
+    endpoints = Endpoints("http://a,http://b", "sw_x", patience=10, clock=lambda: now[0])
+    request = Request(endpoints, calls_module.whoami())
+    assert request.failed(REFUSED) == Retry(0)
     now[0] = 109.0
-    assert trip.failed(REFUSED).pause > 0
-    assert trip.failed(REFUSED) == Again(0)
+    assert request.failed(REFUSED).delay > 0
+    assert request.failed(REFUSED) == Retry(0)
     now[0] = 110.0
     with pytest.raises(UnreachableError):
-        trip.failed(REFUSED)
+        request.failed(REFUSED)
 
 
-def test_calls_at_the_same_time_do_not_mislead_each_other() -> None:
-    """Both find the first server gone; neither sends the other back to it."""
+def test_concurrent_calls_do_not_change_the_server_of_each_other() -> None:
+    """Both find the first server down; neither makes the other try it again."""
     gone = {"a"}
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -330,6 +333,6 @@ def test_calls_at_the_same_time_do_not_mislead_each_other() -> None:
         transport = httpx.MockTransport(answer)
         async with AsyncClient("http://a,http://b", "sw_x", transport=transport) as c:
             await asyncio.gather(*(c.whoami() for _ in range(10)))
-            assert c._exchange.at == 1
+            assert c._endpoints.preferred == 1
 
     asyncio.run(ask())

@@ -1,4 +1,4 @@
-"""Journals of every kind, each empty, each with an epoch to write in."""
+"""An empty journal of every kind, with an epoch to write in."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import NamedTuple
 import pytest
 from tests.postgres import the_server
 
-from slicewise.control.memory import MemoryJournal
 from slicewise.control.ports import Journal, Store
 from slicewise.store import open_store
+from slicewise.store.memory import MemoryJournal
 
 STORES = ["sqlite", "postgresql"]
 

@@ -1,4 +1,4 @@
-"""What `control.ports` promises, held against everything that implements it."""
+"""The contract of `control.ports`, tested with every implementation."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ import threading
 import msgspec
 import pytest
 from tests.contract.conftest import Led
-from tests.control.office import Office
+from tests.control.control_plane import ControlPlane
+from tests.tenants import ref
 
 from slicewise.control.answers import Answer
-from slicewise.control.entries import (
+from slicewise.control.ports import FencedError, Kept, Key, Store, StoreError, rows_after
+from slicewise.control.snapshot import snapshot_of
+from slicewise.control.state import State
+from slicewise.journal.entries import (
     AnyEntry,
     Rejected,
     Role,
@@ -21,20 +25,18 @@ from slicewise.control.entries import (
     TokenIssued,
     TokenRevoked,
     Want,
-    concerns,
-    kind,
+    index_keys,
 )
-from slicewise.control.image import image_of
-from slicewise.control.ports import FencedError, Kept, Key, Store, StoreError, rows_after
-from slicewise.control.state import State
-from slicewise.control.writer import load
+from slicewise.runtime.commit_loop import load
 
 NOW: Seconds = 1_700_000_000.25
 
 
 def tenants(first: int, count: int) -> list[Row]:
     """Rows that each create a tenant."""
-    return [Row(seq, NOW + seq, "me", TenantSet(f"t{seq}")) for seq in range(first, first + count)]
+    return [
+        Row(seq, NOW + seq, "me", TenantSet(ref(f"t{seq}"))) for seq in range(first, first + count)
+    ]
 
 
 def kept(status: int = 201, body: bytes = b'{"id":"a1"}', digest: str = "d") -> Kept:
@@ -44,15 +46,15 @@ def kept(status: int = 201, body: bytes = b'{"id":"a1"}', digest: str = "d") -> 
 # The journal
 
 
-def test_an_empty_journal_holds_nothing(led: Led) -> None:
+def test_an_empty_journal(led: Led) -> None:
     assert led.journal.rows(0, 10) == []
-    assert led.journal.last_image() is None
+    assert led.journal.last_snapshot() is None
     assert led.journal.answers([Key("t", "k")]) == {}
     assert led.journal.answers([]) == {}
 
 
-def test_rows_come_back_as_they_were(led: Led) -> None:
-    office = Office()
+def test_rows_are_read_back_unchanged(led: Led) -> None:
+    office = ControlPlane()
     office.tenant()
     office.node(gpus=2)
     office.create("3g.40gb", labels={"name": 'ü "quoted" \\ \n', "zero": "\x00"}, lease=0.1)
@@ -72,7 +74,7 @@ def test_rows_are_paged(led: Led) -> None:
     assert list(rows_after(led.journal, 3, page=4)) == rows[3:]
 
 
-def test_answers_are_found_by_tenant_and_key(led: Led) -> None:
+def test_answers_are_found_by_owner_and_key(led: Led) -> None:
     mine = kept(409, '{"detail":"ü"}'.encode(), "digest")
     led.journal.append(led.epoch, [], [(Key("a", "k"), mine, NOW), (Key("b", "k"), kept(), NOW)])
     led.journal.append(led.epoch, tenants(1, 1), [(Key("a", "l"), kept(), NOW)])
@@ -80,14 +82,14 @@ def test_answers_are_found_by_tenant_and_key(led: Led) -> None:
     assert led.journal.answers(asked) == {Key("a", "k"): mine, Key("b", "k"): kept()}
 
 
-def test_many_answers_at_once(led: Led) -> None:
+def test_answers_of_a_large_batch(led: Led) -> None:
     keys = [Key(f"t{i % 7}", f"{i}'\"%s{{}}") for i in range(1500)]
     led.journal.append(led.epoch, [], [(key, kept(digest=key.key), NOW) for key in keys])
     found = led.journal.answers([*keys, Key("t1", "missing")])
     assert found == {key: kept(digest=key.key) for key in keys}
 
 
-def test_an_epoch_that_is_over_writes_nothing(led: Led) -> None:
+def test_a_stale_epoch_is_fenced(led: Led) -> None:
     led.journal.append(led.epoch, tenants(1, 2), [])
     for wrong in (led.epoch - 1, led.epoch + 1):
         with pytest.raises(FencedError):
@@ -96,18 +98,18 @@ def test_an_epoch_that_is_over_writes_nothing(led: Led) -> None:
     assert led.journal.answers([Key("a", "k")]) == {}
 
 
-def test_the_latest_image_is_kept(led: Led) -> None:
-    office = Office()
+def test_the_latest_snapshot_is_kept(led: Led) -> None:
+    office = ControlPlane()
     office.tenant()
     office.node(gpus=2)
     led.journal.append(led.epoch, office.rows, [])
-    led.journal.keep_image(image_of(office.state))
+    led.journal.save_snapshot(snapshot_of(office.state))
     office.create("3g.40gb")
     led.journal.append(led.epoch, office.rows[-1:], [])
-    image = image_of(office.state)
-    led.journal.keep_image(image)
-    assert led.journal.last_image() == image
-    assert image_of(load(led.journal, office.fresh())) == image
+    snapshot = snapshot_of(office.state)
+    led.journal.save_snapshot(snapshot)
+    assert led.journal.last_snapshot() == snapshot
+    assert snapshot_of(load(led.journal, office.fresh())) == snapshot
 
 
 # The store
@@ -119,7 +121,7 @@ def lead(store: Store, holder: str = "me") -> int:
     return epoch
 
 
-def test_one_leads_until_it_resigns(store: Store) -> None:
+def test_a_leader_leads_until_it_resigns(store: Store) -> None:
     assert store.leader() is None
     first = lead(store, "one")
     assert store.lead("two", "http://two", 3600) is None
@@ -132,7 +134,7 @@ def test_one_leads_until_it_resigns(store: Store) -> None:
     assert second > first
 
 
-def test_a_lease_that_is_over_leads_to_another_epoch(store: Store) -> None:
+def test_an_expired_lease_gives_a_new_epoch(store: Store) -> None:
     first = store.lead("one", "", 0)
     assert first is not None
     assert store.leader() is None
@@ -148,7 +150,7 @@ def test_a_lease_that_is_over_leads_to_another_epoch(store: Store) -> None:
     store.append(second, tenants(1, 1), [])
 
 
-def test_a_lease_can_be_renewed_as_long_as_nobody_else_leads(store: Store) -> None:
+def test_a_lease_can_be_renewed_until_another_process_leads(store: Store) -> None:
     epoch = store.lead("one", "", 0)
     assert epoch is not None
     assert store.renew(epoch, 3600, 0)
@@ -162,7 +164,7 @@ def test_a_lease_can_be_renewed_as_long_as_nobody_else_leads(store: Store) -> No
     assert not store.renew(epoch + 1, 10, 0)
 
 
-def test_rows_follow_one_another_without_gaps(store: Store) -> None:
+def test_rows_with_a_gap_are_refused(store: Store) -> None:
     epoch = lead(store)
     store.append(epoch, tenants(1, 3), [])
     assert store.last_seq() == 3
@@ -191,7 +193,7 @@ def test_a_big_batch(store: Store) -> None:
     assert store.rows(0, 5000) == rows
 
 
-def test_old_answers_are_forgotten(store: Store) -> None:
+def test_old_answers_are_deleted(store: Store) -> None:
     epoch = lead(store)
     keys = [Key("t", str(i)) for i in range(6000)]
     store.append(epoch, [], [(key, kept(), NOW + i) for i, key in enumerate(keys)])
@@ -204,27 +206,27 @@ def test_old_answers_are_forgotten(store: Store) -> None:
     assert set(store.answers(keys)) == set(keys[5500:])
 
 
-def test_the_last_two_images_stay(store: Store) -> None:
-    image = image_of(State())
-    with pytest.raises(StoreError, match="no entry 3 of which"):
-        store.keep_image(msgspec.structs.replace(image, seq=3))
+def test_the_last_two_snapshots_are_kept(store: Store) -> None:
+    snapshot = snapshot_of(State())
+    with pytest.raises(StoreError, match="no entry 3 to store a snapshot of"):
+        store.save_snapshot(msgspec.structs.replace(snapshot, seq=3))
     store.append(lead(store), tenants(1, 12), [])
     for seq in (3, 9, 5, 9, 12):
-        store.keep_image(msgspec.structs.replace(image, seq=seq))
-    last = store.last_image()
+        store.save_snapshot(msgspec.structs.replace(snapshot, seq=seq))
+    last = store.last_snapshot()
     assert last is not None
     assert last.seq == 12
 
 
-def test_history_finds_what_it_is_asked_for(store: Store) -> None:
+def test_history_filters(store: Store) -> None:
     entries: list[AnyEntry] = [
-        TenantSet("a"),
-        TokenIssued("t1", "x", Role.TENANT, tenant="a"),
-        TokenIssued("t2", "y", Role.TENANT, tenant="b"),
+        TenantSet(ref("a")),
+        TokenIssued("t1", "x", Role.TENANT, tenant=ref("a")),
+        TokenIssued("t2", "y", Role.TENANT, tenant=ref("b")),
         TokenRevoked("t1"),
-        Rejected("a", Want(profile="1g.10gb"), 1, "capacity", "full"),
-        Rejected("b", Want(profile="1g.10gb"), 1, "quota", "too much"),
-        Rejected("b", Want(profile="2g.20gb"), 1, "quota", "too much"),
+        Rejected(ref("a"), Want(profile="1g.10gb"), 1, "capacity", "full"),
+        Rejected(ref("b"), Want(profile="1g.10gb"), 1, "quota", "too much"),
+        Rejected(ref("b"), Want(profile="2g.20gb"), 1, "quota", "too much"),
     ]
     rows = [Row(seq, NOW, "me", entry) for seq, entry in enumerate(entries * 10, 1)]
     store.append(lead(store), rows, [])
@@ -240,9 +242,9 @@ def test_history_finds_what_it_is_asked_for(store: Store) -> None:
             row
             for row in backwards
             if (before is None or row.seq < before)
-            and tenant in (None, concerns(row.entry)[0])
-            and subject in (None, concerns(row.entry)[1])
-            and (not kinds or kind(row.entry) in kinds)
+            and tenant in (None, index_keys(row.entry)[1])
+            and subject in (None, index_keys(row.entry)[2])
+            and (not kinds or index_keys(row.entry)[0] in kinds)
         ]
         found = store.history(
             before=before, limit=limit, tenant=tenant, subject=subject, kinds=kinds
@@ -250,17 +252,17 @@ def test_history_finds_what_it_is_asked_for(store: Store) -> None:
         assert found == expected[:limit]
 
 
-def test_history_of_what_cannot_be_is_empty_at_once(store: Store) -> None:
-    rows = [Row(1, NOW, "me", TenantSet("a"))]
+def test_history_of_impossible_filters_is_empty(store: Store) -> None:
+    rows = [Row(1, NOW, "me", TenantSet(ref("a")))]
     store.append(lead(store), rows, [])
-    far = 10**17  # a cursor is only a number, and anybody may make one up
+    far = 10**17  # clients can invent cursors
     assert store.history(before=far, limit=5, tenant="a", kinds=("ended",)) == []
     assert store.history(before=far, limit=5, tenant="a") == rows
     assert store.history(before=None, limit=5, tenant="a\0") == []
     assert store.history(before=None, limit=5, subject="\0") == []
 
 
-def test_whoever_waits_for_rows_is_told(store: Store) -> None:
+def test_waiting_for_rows_ends_with_a_row(store: Store) -> None:
     epoch = lead(store)
     assert not store.wait_for_rows(0, 0.01)
     told: list[bool] = []
@@ -273,7 +275,7 @@ def test_whoever_waits_for_rows_is_told(store: Store) -> None:
     assert told == [True]
 
 
-def test_whoever_waits_is_told_when_the_store_closes(store: Store) -> None:
+def test_waiting_for_rows_ends_when_the_store_closes(store: Store) -> None:
     told: list[bool] = []
     waits = threading.Thread(target=lambda: told.append(store.wait_for_rows(0, 600)))
     waits.start()
@@ -282,7 +284,7 @@ def test_whoever_waits_is_told_when_the_store_closes(store: Store) -> None:
     assert told == [False]
 
 
-def test_a_closed_store_says_so(store: Store) -> None:
+def test_a_closed_store_raises_an_error(store: Store) -> None:
     store.check()
     store.close()
     store.close()

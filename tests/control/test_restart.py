@@ -1,4 +1,4 @@
-"""Whoever reads the journal has the same state, and decides the same from then on."""
+"""Replaying the journal gives the same state, which makes the same decisions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.control.office import A30, A100, Office
+from tests.control.control_plane import A30, A100, ControlPlane
 
 from slicewise.control.commands import (
     AddNode,
@@ -28,12 +28,15 @@ from slicewise.control.commands import (
     Terms,
     Uncordon,
 )
-from slicewise.control.entries import QuotaRecord, Role, Want, decode, encode
-from slicewise.control.image import decode as decode_image
-from slicewise.control.image import encode as encode_image
-from slicewise.control.image import image_of, restore
+from slicewise.control.snapshot import (
+    decode_snapshot,
+    encode_snapshot,
+    restore_snapshot,
+    snapshot_of,
+)
 from slicewise.control.state import State
 from slicewise.engine.queue import Discipline
+from slicewise.journal.entries import QuotaRecord, Role, Want, decode, encode
 
 POLICIES = ("default", "round-robin", "round-robin-strict", "best-fit-strict", "peer-hami")
 PROFILES = (
@@ -50,7 +53,7 @@ DISCIPLINES = (Discipline(0, 16), Discipline(3, 2))
 
 
 def _command(rng: random.Random, state: State, step: int) -> Command:
-    """Something anybody might ask now, sensible or not."""
+    """Return a random command, valid or not."""
     tenant = rng.choice(["acme", "acme", "beta", "gone"])
     living = list(state.allocations)
     node = rng.choice(["n0", "n1", "n2"])
@@ -113,30 +116,30 @@ def _command(rng: random.Random, state: State, step: int) -> Command:
 
 
 def _no_overlap(state: State) -> None:
-    """Counted from the allocations alone, without the cluster."""
+    """Recount slices and usage from the allocations alone, and compare."""
     taken: set[tuple[str, int, int]] = set()
-    used: dict[str, list[int]] = {name: [0, 0, 0] for name in state.tenants}
+    used: dict[str, list[int]] = {identity: [0, 0, 0] for identity in state.tenants}
     for allocation in state.allocations.values():
         assert (allocation.id in state.tickets) == (not allocation.parts)
         for part in allocation.parts:
             for piece in range(part.start, part.start + part.size):
                 assert (part.node, part.gpu, piece) not in taken
                 taken.add((part.node, part.gpu, piece))
-            sums = used[allocation.tenant]
+            sums = used[allocation.tenant.id]
             sums[:] = sums[0] + part.size, sums[1] + part.compute, sums[2] + 1
     assert len(taken) == state.cluster.occupied_slices
-    for name, tenant in state.tenants.items():
+    for identity, tenant in state.tenants.items():
         usage = tenant.usage
-        assert used[name] == [usage.memory_slices, usage.compute_slices, usage.instances]
+        assert used[identity] == [usage.memory_slices, usage.compute_slices, usage.instances]
         assert tenant.waiting == sum(identity in state.tickets for identity in tenant.allocations)
     assert sorted(state.tickets.values()) == sorted(ticket.number for ticket in state.waiting)
 
 
-def _opening(office: Office) -> None:
-    office.tenant("acme")
-    office.tenant("beta", memory_slices=12)
-    office.node("n0", 2)
-    office.node("n1", 1, A30)
+def _opening(control: ControlPlane) -> None:
+    control.tenant("acme")
+    control.tenant("beta", memory_slices=12)
+    control.node("n0", 2)
+    control.node("n1", 1, A30)
 
 
 @pytest.mark.unmeasured
@@ -150,49 +153,51 @@ def test_replaying_the_journal_gives_the_same_state_and_the_same_decisions(
     seed: int, policy: str, discipline: Discipline
 ) -> None:
     rng = random.Random(seed)
-    office = Office(policy, discipline)
-    _opening(office)
+    control = ControlPlane(policy, discipline)
+    _opening(control)
     for step in range(rng.randint(1, 120)):
-        office.now += rng.choice([0, 0, 1, 4])
-        office.ask(_command(rng, office.state, step))
-        _no_overlap(office.state)
+        control.now += rng.choice([0, 0, 1, 4])
+        control.ask(_command(rng, control.state, step))
+        _no_overlap(control.state)
 
-    # Read from the beginning, and from an image, by way of what is really written.
-    replayed = office.fresh()
-    for row in office.rows:
+    # Read from the beginning, and from a snapshot, through the encoded form.
+    replayed = control.fresh()
+    for row in control.rows:
         replayed.apply(msgspec.structs.replace(row, entry=decode(encode(row.entry))))
-    image = image_of(office.state)
-    assert image_of(replayed) == image
-    restored = restore(decode_image(encode_image(image)), office.fresh())
-    assert image_of(restored) == image
+    snapshot = snapshot_of(control.state)
+    assert snapshot_of(replayed) == snapshot
+    restored = restore_snapshot(decode_snapshot(encode_snapshot(snapshot)), control.fresh())
+    assert snapshot_of(restored) == snapshot
     _no_overlap(restored)
 
-    # From here on all three are asked the same.
-    others = [Office(policy, discipline, state, first_id=10_000) for state in (replayed, restored)]
-    first = Office(policy, discipline, office.state, first_id=10_000)
+    # All three get the same commands.
+    others = [
+        ControlPlane(policy, discipline, state, first_id=10_000) for state in (replayed, restored)
+    ]
+    first = ControlPlane(policy, discipline, control.state, first_id=10_000)
     for step in range(60):
         command = _command(rng, first.state, step)
         answers = []
         for one in (first, *others):
-            one.now = office.now + step
+            one.now = control.now + step
             answers.append(one.ask(command))
         assert answers[0] == answers[1] == answers[2]
     assert first.rows == others[0].rows == others[1].rows
 
 
 def test_a_gap_in_the_journal_is_refused() -> None:
-    office = Office()
-    _opening(office)
-    state = office.fresh()
+    control = ControlPlane()
+    _opening(control)
+    state = control.fresh()
     with pytest.raises(Exception, match="jumps from entry 0 to 2"):
-        state.apply(office.rows[1])
+        state.apply(control.rows[1])
 
 
 def test_a_journal_that_contradicts_the_cluster_is_refused() -> None:
-    office = Office()
-    _opening(office)
-    state = office.fresh()
-    for row in office.rows:
+    control = ControlPlane()
+    _opening(control)
+    state = control.fresh()
+    for row in control.rows:
         entry = row.entry
         if entry.__class__.__name__ == "NodeAdded":
             moved = msgspec.structs.replace(row, entry=msgspec.structs.replace(entry, first=7))
@@ -202,18 +207,18 @@ def test_a_journal_that_contradicts_the_cluster_is_refused() -> None:
         state.apply(row)
 
 
-def test_ids_that_nodes_left_behind_are_given_out_alike_after_a_restart() -> None:
-    office = Office()
+def test_free_gpu_ids_are_reused_in_the_same_order_after_a_restart() -> None:
+    control = ControlPlane()
     for name, gpus in (("a", 1), ("b", 2), ("c", 1), ("d", 2), ("e", 3)):
-        office.node(name, gpus)
+        control.node(name, gpus)
     for name in ("b", "a", "d", "c"):
-        assert office.ask(RemoveNode(name))[0] == 200
-    image = image_of(office.state)
-    restored = Office(state=restore(image, office.fresh()))
-    assert image_of(restored.state) == image
-    for one in (office, restored):
+        assert control.ask(RemoveNode(name))[0] == 200
+    snapshot = snapshot_of(control.state)
+    restored = ControlPlane(state=restore_snapshot(snapshot, control.fresh()))
+    assert snapshot_of(restored.state) == snapshot
+    for one in (control, restored):
         for name, gpus in (("f", 2), ("g", 1), ("h", 1), ("i", 2), ("j", 2)):
             one.node(name, gpus)
-    assert {n.name: n.gpus for n in office.state.nodes.values()} == {
+    assert {n.name: n.gpus for n in control.state.nodes.values()} == {
         n.name: n.gpus for n in restored.state.nodes.values()
     }

@@ -1,4 +1,4 @@
-"""The cluster keeps its books, refuses what is illegal and changes nothing when it does."""
+"""Totals of the cluster are exact; an illegal change is refused and has no effect."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from slicewise import (
 from slicewise.core.idset import NONE
 
 
-def check_books(
-    cluster: Cluster, living: dict[int, Instance], held: Collection[int] = frozenset()
+def check_totals(
+    cluster: Cluster, active: dict[int, Instance], held: Collection[int] = frozenset()
 ) -> None:
-    """Everything the cluster keeps, recomputed from the instances alone."""
+    """Recompute everything the cluster stores from the instances alone."""
     masks = {gpu: 0 for node in cluster.nodes for gpu in node.gpus}
-    for instance in living.values():
+    for instance in active.values():
         geometry = cluster.node_of(instance.gpu).geometry
         window = geometry.profile(instance.profile).window(instance.start)
         assert not masks[instance.gpu] & window, "instances overlap"
@@ -40,14 +40,14 @@ def check_books(
     assert cluster.occupied_slices == sum(m.bit_count() for m in masks.values())
     assert cluster.free_slices == cluster.slices - cluster.occupied_slices
     assert cluster.active_gpus == sum(m != 0 for m in masks.values())
-    assert cluster.instance_count == len(living)
-    assert {i.id: i for i in cluster.instances()} == living
+    assert cluster.instance_count == len(active)
+    assert {i.id: i for i in cluster.instances()} == active
     for reading in Reading:
         total = sum(score(geometries[g], m, reading) for g, m in masks.items())
         assert cluster.fragmentation(reading) == pytest.approx(total / max(1, len(masks)))
     for gpu, mask in masks.items():
         assert cluster.state(gpu).mask == mask
-        here = sorted(instance for instance in living.values() if instance.gpu == gpu)
+        here = sorted(instance for instance in active.values() if instance.gpu == gpu)
         assert cluster.instances_on(gpu) == here
     schedulable = {
         gpu for node in cluster.nodes if node.schedulable for gpu in node.gpus if gpu not in held
@@ -64,11 +64,11 @@ def check_books(
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 120))
-def test_the_books_are_true_after_any_walk(seed: int, steps: int) -> None:
+def test_totals_are_exact_after_random_changes(seed: int, steps: int) -> None:
     rng = random.Random(seed)
     models = [Catalog.builtin().find(n).require() for n in ("A100-80GB", "A30", "RTX-PRO-6000")]
     cluster = Cluster()
-    living: dict[int, Instance] = {}
+    active: dict[int, Instance] = {}
     held: set[int] = set()
     for step in range(steps):
         match rng.randrange(11):
@@ -80,7 +80,7 @@ def test_the_books_are_true_after_any_walk(seed: int, steps: int) -> None:
                 cluster.resume(rng.choice(cluster.nodes).name)
             case 3 if cluster.nodes:
                 node = rng.choice(cluster.nodes)
-                if any(i.gpu in node.gpus for i in living.values()):
+                if any(i.gpu in node.gpus for i in active.values()):
                     with pytest.raises(PlacementError, match="still has instances"):
                         cluster.remove_node(node.name)
                 else:
@@ -94,9 +94,9 @@ def test_the_books_are_true_after_any_walk(seed: int, steps: int) -> None:
                 gpu = rng.choice(rng.choice(cluster.nodes).gpus)
                 cluster.unhold(gpu)
                 held.discard(gpu)
-            case 4 | 5 if living:
-                identity = rng.choice(list(living))
-                gone = living.pop(identity)
+            case 4 | 5 if active:
+                identity = rng.choice(list(active))
+                gone = active.pop(identity)
                 assert cluster.release(identity) == gone
                 with pytest.raises(PlacementError, match="released already"):
                     cluster.release(gone)
@@ -107,15 +107,15 @@ def test_the_books_are_true_after_any_walk(seed: int, steps: int) -> None:
                 feasible = cluster.state(gpu).feasible_starts(placement.profile)
                 if node.schedulable and gpu not in held and placement.start in feasible:
                     made = cluster.place(gpu, placement.profile.name, placement.start)
-                    assert made.id not in living
-                    living[made.id] = made
+                    assert made.id not in active
+                    active[made.id] = made
                 else:
                     with pytest.raises(PlacementError):
                         cluster.place(gpu, placement.profile.name, placement.start)
-    check_books(cluster, living, held)
+    check_totals(cluster, active, held)
 
 
-def test_refusals_say_why(a100: Geometry) -> None:
+def test_refusals_have_a_reason(a100: Geometry) -> None:
     cluster = Cluster.of(a100, 2)
     cluster.place(0, "2g.20gb", 2)
     with pytest.raises(PlacementError, match=r"overlaps occupied slices \(00110000"):
@@ -137,12 +137,12 @@ def test_refusals_say_why(a100: Geometry) -> None:
         cluster.place(1, "1g.10gb", 0)
 
 
-def test_a_gpu_that_is_held_takes_nothing_new(a100: Geometry) -> None:
+def test_a_held_gpu_takes_no_new_instances(a100: Geometry) -> None:
     cluster = Cluster.of(a100, 2)
     kept = cluster.place(0, "1g.10gb", 0)
     for _ in range(2):
         cluster.hold(0)
-    check_books(cluster, {kept.id: kept}, {0})
+    check_totals(cluster, {kept.id: kept}, {0})
     with pytest.raises(PlacementError, match="GPU 0 of node 'node-0' is held"):
         cluster.place(0, "1g.10gb", 1)
     assert cluster.place(1, "1g.10gb", 0).gpu == 1
@@ -150,7 +150,7 @@ def test_a_gpu_that_is_held_takes_nothing_new(a100: Geometry) -> None:
     cluster.unhold(0)
     cluster.hold(1)
     cluster.resume("node-0")
-    assert list(cluster.schedulable) == [0], "a drained node's GPU can be held and let go of"
+    assert list(cluster.schedulable) == [0], "a drained node's GPU can be held and released"
     for _ in range(2):
         cluster.unhold(1)
     assert list(cluster.schedulable) == [0, 1]
@@ -160,7 +160,7 @@ def test_a_gpu_that_is_held_takes_nothing_new(a100: Geometry) -> None:
                 call(gpu)
 
 
-def test_the_compute_budget_binds_where_windows_do_not() -> None:
+def test_the_compute_budget_limits_where_windows_do_not() -> None:
     greedy = Geometry("greedy", 4, 2, (Profile("1g", 1, 1, 1, (0, 1, 2, 3)),))
     cluster = Cluster.of(greedy, 1)
     cluster.place(0, "1g", 0)
@@ -169,7 +169,7 @@ def test_the_compute_budget_binds_where_windows_do_not() -> None:
         cluster.place(0, "1g", 2)
 
 
-def test_ids_are_not_valid_twice(a100: Geometry) -> None:
+def test_ids_are_never_reused(a100: Geometry) -> None:
     cluster = Cluster.of(a100, 1)
     first = cluster.place(0, "1g.10gb", 0)
     cluster.release(first)
@@ -181,16 +181,16 @@ def test_ids_are_not_valid_twice(a100: Geometry) -> None:
     assert cluster.instance(second.id) == second
 
 
-def test_undo_leaves_no_trace(a100: Geometry) -> None:
+def test_undo_restores_the_cluster(a100: Geometry) -> None:
     cluster = Cluster.of(a100, 1)
     kept = cluster.place(0, "3g.40gb", 4)
     made = cluster.place(0, "1g.10gb", 0)
     cluster.undo_place(made)
-    check_books(cluster, {kept.id: kept})
+    check_totals(cluster, {kept.id: kept})
     assert cluster.place(0, "1g.10gb", 0) == made, "the id is given again, as if for the first time"
     gone = cluster.release(kept)
     cluster.undo_release(gone)
-    check_books(cluster, {kept.id: kept, made.id: made})
+    check_totals(cluster, {kept.id: kept, made.id: made})
     assert cluster.instance(kept.id) == kept
     with pytest.raises(PlacementError, match="not the latest"):
         cluster.undo_release(gone)
@@ -200,7 +200,7 @@ def test_undo_leaves_no_trace(a100: Geometry) -> None:
         cluster.undo_release(kept)
 
 
-def test_gpus_spread_over_nodes(a100: Geometry) -> None:
+def test_gpus_are_split_over_nodes(a100: Geometry) -> None:
     def nodes(*sizes: int) -> list[tuple[str, range]]:
         return [(node.name, node.gpus) for node in Cluster.of(a100, *sizes).nodes]
 
@@ -222,7 +222,7 @@ def test_nodes_by_name(a100: Geometry) -> None:
     node = cluster.add_node("b", a100, 3)
     assert cluster.node_of(3) == node
     assert cluster.models == (a100,)
-    with pytest.raises(SlicewiseError, match="exists already"):
+    with pytest.raises(SlicewiseError, match="already exists"):
         cluster.add_node("a", a100, 1)
     with pytest.raises(SlicewiseError, match="at least one GPU"):
         cluster.add_node("c", a100, 0)
@@ -233,7 +233,7 @@ def test_nodes_by_name(a100: Geometry) -> None:
         cluster.add_node("d", twin, 1)
 
 
-def test_removed_gpu_ids_are_used_again(a100: Geometry) -> None:
+def test_gpu_ids_of_removed_nodes_are_reused(a100: Geometry) -> None:
     cluster = Cluster()
     cluster.add_node("a", a100, 2)
     cluster.add_node("b", a100, 2)
@@ -244,7 +244,7 @@ def test_removed_gpu_ids_are_used_again(a100: Geometry) -> None:
     assert cluster.add_node("d", a100, 2).gpus == range(4, 6)
 
 
-def test_a_model_that_is_forgotten_leaves_no_trace() -> None:
+def test_forgetting_a_model_restores_the_cluster() -> None:
     catalog = Catalog.builtin()
     first, gone, last = (catalog.find(n).require() for n in ("A100-80GB", "A30-24GB", "H100-80GB"))
 
@@ -264,7 +264,7 @@ def test_a_model_that_is_forgotten_leaves_no_trace() -> None:
     assert cluster.models_seen > seen
     with pytest.raises(SlicewiseError, match="not known"):
         cluster.forget(gone)
-    check_books(cluster, {instance.id: instance for instance in placed})
+    check_totals(cluster, {instance.id: instance for instance in placed})
     assert cluster.models == plain.models
     assert cluster.states == plain.states
     assert cluster.after_place == plain.after_place
@@ -273,8 +273,8 @@ def test_a_model_that_is_forgotten_leaves_no_trace() -> None:
     for instance in placed:
         cluster.release(instance)
     cluster.remove_node(last.model)
-    cluster.forget(last)  # the one that joined last: nothing moves up
+    cluster.forget(last)  # the last one: no numbers shift
     assert cluster.states == made(first).states
     node = cluster.add_node("again", gone, 2)
     assert cluster.state(node.gpus[0]).geometry == gone
-    check_books(cluster, {})
+    check_totals(cluster, {})

@@ -1,4 +1,4 @@
-"""Errors go from one process to another as they are."""
+"""Errors survive pickling between processes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pickle
 from slicewise import GeometryError, SlicewiseError, UnknownNameError
 
 
-def test_errors_travel_between_processes() -> None:
+def test_errors_survive_pickling() -> None:
     unknown = pickle.loads(pickle.dumps(UnknownNameError("node", "blu", ["blue"])))
     assert isinstance(unknown, UnknownNameError)
     assert str(unknown) == "unknown node 'blu'; did you mean blue?"

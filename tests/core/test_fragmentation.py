@@ -1,4 +1,4 @@
-"""F, by hand on the paper's example and by sweep over every mask of every model."""
+"""The score F: the paper's example by hand, and every mask of every model."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_every_mask_agrees_with_the_definition(geometry: Geometry, reading: Read
         assert score(geometry, mask, reading) == expected
 
 
-def test_fragmented_means_room_but_no_window_on_every_mask(geometry: Geometry) -> None:
+def test_fragmented_means_enough_slices_but_no_window_on_every_mask(geometry: Geometry) -> None:
     for mask in range(1 << geometry.slices):
         occupied = slices_of(mask)
         for profile in geometry.profiles:
@@ -55,6 +55,6 @@ def test_fragmented_means_room_but_no_window_on_every_mask(geometry: Geometry) -
             assert is_fragmented(geometry, profile, mask) == expected
 
 
-def test_the_reference_knows_fragmented_too(a100: Geometry) -> None:
+def test_the_reference_agrees_on_fragmented(a100: Geometry) -> None:
     gpu = ReferenceGpu(a100)
     assert not gpu.fragmented(a100.profile("4g.40gb"))

@@ -1,4 +1,4 @@
-"""A geometry refuses what cannot be, by field."""
+"""An invalid geometry is refused with the name of the field."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def profile(**changes: object) -> tuple[Profile, ...]:
         ),
     ],
 )
-def test_what_cannot_be_is_refused_by_field(build: Callable[[], Geometry], field: str) -> None:
+def test_an_invalid_geometry_names_the_field(build: Callable[[], Geometry], field: str) -> None:
     with pytest.raises(GeometryError) as refusal:
         build()
     assert refusal.value.field == field
@@ -89,7 +89,7 @@ def test_placements_are_every_profile_at_every_start(a100: Geometry) -> None:
         assert slices == list(range(first, first + placement.profile.size))
 
 
-def test_an_unknown_profile_is_refused_with_the_close_ones(a100: Geometry) -> None:
+def test_an_unknown_profile_suggests_similar_names(a100: Geometry) -> None:
     with pytest.raises(UnknownNameError, match=r"'3G\.40GB'; did you mean 3g\.40gb"):
         a100.profile("3G.40GB")
     with pytest.raises(UnknownNameError, match=r"known: 1g\.10gb, "):
@@ -104,12 +104,12 @@ def test_masks_are_written_slice_zero_first(a100: Geometry) -> None:
             a100.mask(text)
 
 
-def test_reprs_name_what_they_are(a100: Geometry) -> None:
+def test_reprs(a100: Geometry) -> None:
     assert repr(a100) == "Geometry(A100-80GB)"
     assert repr(a100.profile("1g.10gb")) == "Profile(1g.10gb)"
 
 
-def test_unknown_names_of_many_are_not_listed() -> None:
+def test_long_lists_of_known_names_are_omitted() -> None:
     many = [f"name-{i}" for i in range(40)]
     assert "40 are known" in str(UnknownNameError("thing", "@@@", many))
     assert "look there" in str(UnknownNameError("thing", "@@@", many, "look there"))

@@ -1,4 +1,4 @@
-"""The ordered set of ids, against Python's own set."""
+"""The ordered set of ids, compared with Python's set."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ IDS = st.one_of(st.integers(0, 40), st.integers(1000, 1050), st.integers(0, 200_
 
 
 @given(st.lists(st.tuples(st.booleans(), IDS)), IDS)
-def test_it_behaves_as_a_sorted_set(changes: list[tuple[bool, int]], floor: int) -> None:
+def test_it_behaves_like_a_sorted_set(changes: list[tuple[bool, int]], floor: int) -> None:
     ours, theirs = IdSet(), set[int]()
     for add, member in changes:
         if add and member not in theirs:
@@ -29,8 +29,8 @@ def test_it_behaves_as_a_sorted_set(changes: list[tuple[bool, int]], floor: int)
 
 
 @pytest.mark.parametrize("size", [1_000, 1_000_000])
-def test_the_work_does_not_grow_with_the_ids(size: int) -> None:
-    """A change rewrites one block and the summary: counted in bytes touched, not in time."""
+def test_the_cost_of_a_change_does_not_grow_with_the_ids(size: int) -> None:
+    """A change rewrites one block and the summary; counted in bytes, not in time."""
     ids = IdSet()
     for member in range(0, size, 97):
         ids.add(member)

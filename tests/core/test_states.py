@@ -1,4 +1,4 @@
-"""Every reachable state of every model, against the hardware's rules read plainly."""
+"""Every reachable state of every model, compared with the hardware's rules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slicewise.policies.reference import Held, ReferenceGpu
 
 
 def layouts(geometry: Geometry) -> list[ReferenceGpu]:
-    """Every legal set of instances, found without masks or tables."""
+    """Yield every legal set of instances, found without masks or tables."""
     found: dict[frozenset[tuple[str, int]], ReferenceGpu] = {}
     frontier = [ReferenceGpu(geometry)]
     while frontier:
@@ -23,7 +23,7 @@ def layouts(geometry: Geometry) -> list[ReferenceGpu]:
         if key in found:
             continue
         found[key] = gpu
-        # In order of placement number only: a set of instances is reached once.
+        # In ascending placement numbers only, so each set of instances is found once.
         last = max((_number(geometry, held) for held in gpu.held), default=-1)
         for placement in geometry.placements[last + 1 :]:
             if gpu.feasible(placement.profile, placement.start):
@@ -74,7 +74,7 @@ def test_legality_on_every_mask_is_window_overlap(geometry: Geometry) -> None:
             assert list(state.feasible_starts(profile)) == free
 
 
-def test_a_part_of_the_profiles_reaches_a_part_of_the_states(a100: Geometry) -> None:
+def test_a_subset_of_profiles_reaches_a_subset_of_states(a100: Geometry) -> None:
     some = state_space(a100, frozenset({"3g.40gb", "7g.80gb"}))
     assert {state.mask for state in some.states} == {0, 0x0F, 0xF0, 0xFF}
     for row in some.after_place:

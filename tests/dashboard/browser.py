@@ -20,7 +20,7 @@ WIDE = {"width": 1280, "height": 800}
 PHONE = {"width": 390, "height": 844}
 PAGES = {
     "cluster": "Cluster",
-    "lately": "Now and lately",
+    "overview": "Overview",
     "compare": "Compare policies",
     "ask": "Ask",
     "allocations": "Allocations",

@@ -1,4 +1,4 @@
-"""What the tests of the dashboard share: one browser, servers that surely end, visitors."""
+"""Fixtures of the dashboard tests: a browser, servers, visitors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The comparison over HTTP: pages of a run, checked, bounded, open to everybody with a token."""
+"""The policy comparison over HTTP."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.service.house import House
+from tests.server.harness import Harness
 
 from slicewise import load_geometry
-from slicewise.control.entries import Role
-from slicewise.dashboard import compare
-from slicewise.dashboard.compare import Comparisons
-from slicewise.dashboard.duel import Duel, Terms
-from slicewise.service.service import Service
-from slicewise.service.settings import Settings
-from slicewise.service.steady import SteadyClock
+from slicewise.config.settings import Settings
+from slicewise.dashboard import comparison_routes as compare
+from slicewise.dashboard.comparison import PolicyComparison, Terms
+from slicewise.dashboard.comparison_routes import Comparisons
+from slicewise.journal.entries import Role
+from slicewise.runtime.steady_clock import SteadyClock
+from slicewise.server.service import Service
 
 
-class Home(House):
-    """A house whose services have what the dashboard brings along."""
+class Destination(Harness):
+    """A harness whose services have what the dashboard brings along."""
 
     def open(self, name: str, address: str = "", **settings: Any) -> Service:
         assert self.store is not None
@@ -33,13 +33,13 @@ class Home(House):
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[Home]:
-    made = Home(tmp_path)
+def home(tmp_path: Path) -> Iterator[Destination]:
+    made = Destination(tmp_path)
     yield made
     made.close()
 
 
-def test_a_run_in_pages(home: Home) -> None:
+def test_pages_of_a_run(home: Destination) -> None:
     terms = "a=round-robin&b=mfi&mix=bimodal&gpus=4&load=100&seed=2"
     whole = home.get(f"/v1/compare?{terms}&steps=60").json()
     assert whole["a"] == "round-robin"
@@ -56,7 +56,7 @@ def test_a_run_in_pages(home: Home) -> None:
         assert last[side]["accepted"] == placed
 
 
-def test_defaults_and_other_models(home: Home) -> None:
+def test_defaults_and_other_models(home: Destination) -> None:
     view = home.get("/v1/compare?steps=1").json()
     assert (view["b"], view["gpus"], view["load"]) == ("least-lost", 16, 90)
     other = home.get("/v1/compare?model=A30&steps=5").json()
@@ -81,13 +81,13 @@ def test_defaults_and_other_models(home: Home) -> None:
         ("nonsense=1", None),
     ],
 )
-def test_nonsense_is_refused_by_name(home: Home, query: str, field: str | None) -> None:
+def test_invalid_parameters_are_refused(home: Destination, query: str, field: str | None) -> None:
     answer = home.get(f"/v1/compare?{query}")
     assert answer.status_code == 400
     assert answer.json().get("field") == field
 
 
-def test_everybody_with_a_token_may_compare(home: Home) -> None:
+def test_every_role_may_compare(home: Destination) -> None:
     assert home.get("/v1/compare", token=None).status_code == 401
     home.tenant("acme")
     home.node()
@@ -97,22 +97,22 @@ def test_everybody_with_a_token_may_compare(home: Home) -> None:
         assert home.get("/v1/compare?steps=1", token=token).status_code == 200
 
 
-def test_it_is_in_the_document(home: Home) -> None:
+def test_the_route_is_documented(home: Destination) -> None:
     paths = home.get("/openapi.json", token=None).json()["paths"]
     assert paths["/v1/compare"]["get"]["operationId"] == "compare"
     names = {one["name"] for one in paths["/v1/compare"]["get"]["parameters"]}
     assert {"a", "b", "mix", "model", "gpus", "load", "seed", "begin", "steps"} == names
 
 
-def test_only_so_many_runs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Duel] = []
+def test_the_number_of_cached_runs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[PolicyComparison] = []
 
-    class Counted(Duel):
+    class Counted(PolicyComparison):
         def __init__(self, terms: Any) -> None:
             super().__init__(terms)
             made.append(self)
 
-    monkeypatch.setattr(compare, "Duel", Counted)
+    monkeypatch.setattr(compare, "PolicyComparison", Counted)
     comparisons = Comparisons()
     geometry = load_geometry("A100-80GB")
     runs = [Terms(("mfi", "mfi"), geometry, "uniform", 1, 0.5, seed) for seed in range(17)]

@@ -1,4 +1,4 @@
-"""Where the browser is found, and what is said where there is none."""
+"""Finding the browser, and the message without one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from scripts import test_services as services
 
 
-def test_a_named_program_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_named_program_has_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CHROMIUM", "/opt/browser")
     assert services.chromium_program() == Path("/opt/browser")
 
@@ -23,7 +23,7 @@ def test_it_has_several_names(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("user", "apt"), [(0, None), (1000, "/usr/bin/apt-get")])
-def test_where_it_cannot_be_installed_the_sentence_says_what_to_do(
+def test_the_message_without_a_browser_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch, user: int, apt: str | None
 ) -> None:
     monkeypatch.delenv("CHROMIUM", raising=False)

@@ -1,4 +1,4 @@
-"""How the dashboard looks: pictures of every page, what axe finds, phones, 10,000 GPUs."""
+"""The appearance of the dashboard: every page, axe, phones, 10,000 GPUs."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def settle(page: Page, place: str) -> None:
     expect(page.locator(".stand-in.loading")).to_have_count(0)
     inside = {
         "cluster": ".map canvas",
-        "lately": ".chart svg",
-        "compare": ".duel canvas",
+        "overview": ".chart svg",
+        "compare": ".comparison canvas",
         "ask": "#verdict",
         "defrag": ".moves, .stand-in:not(.loading)",
     }.get(place, "tbody tr")
@@ -110,7 +110,9 @@ def play(page: Page, to: int = 150) -> None:
 
 
 @pytest.mark.parametrize("look", LOOKS)
-def test_every_page_is_fit_to_be_seen(busy: Server, visit: Visit, look: str) -> None:
+def test_every_page_renders_without_accessibility_findings(
+    busy: Server, visit: Visit, look: str
+) -> None:
     folder = ARTEFACTS / look
     folder.mkdir(parents=True, exist_ok=True)
     visitor = visit(**LOOKS[look])
@@ -153,9 +155,7 @@ def axe(page: Page, where: str) -> list[str]:
     ]
 
 
-def test_empty_pages_say_what_is_missing(
-    visit: Visit, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_empty_pages_have_a_message(visit: Visit, tmp_path_factory: pytest.TempPathFactory) -> None:
     server = Server(tmp_path_factory.mktemp("empty"))
     server.start()
     try:
@@ -166,7 +166,7 @@ def test_empty_pages_say_what_is_missing(
         expect(page.get_by_text("No nodes yet")).to_be_visible()
         page.screenshot(path=folder / "empty-cluster.png")
         for place, words in (
-            ("queue", "Nobody waits"),
+            ("queue", "The queue is empty"),
             ("allocations", "No allocations here"),
             ("ask", "No nodes yet"),
             ("defrag", "There is no room to be won back"),
@@ -252,9 +252,7 @@ def test_ten_thousand_gpus_are_drawn_smoothly(
         server.kill()
 
 
-def test_who_looks_may_choose_light_or_dark_whatever_the_system_says(
-    busy: Server, visit: Visit
-) -> None:
+def test_the_theme_button_overrides_the_system(busy: Server, visit: Visit) -> None:
     page = visit(color_scheme="light").sign_in(busy.admin_token)
 
     def background() -> str:

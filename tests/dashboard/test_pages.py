@@ -1,4 +1,4 @@
-"""The files of the dashboard: what is sent with them, and that nothing else is to be had."""
+"""The files of the dashboard: headers, caching, and refused paths."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.service.house import House
+from tests.server.harness import Harness
 
+from slicewise.config.settings import Settings
 from slicewise.dashboard.pages import POLICY, VIEWS, Pages
-from slicewise.service.service import Service
-from slicewise.service.settings import Settings
-from slicewise.service.steady import SteadyClock
+from slicewise.runtime.steady_clock import SteadyClock
+from slicewise.server.service import Service
 
 PAGES = Pages()
 STATIC = Path(__file__).parents[2] / "src" / "slicewise" / "dashboard" / "static"
@@ -59,7 +59,7 @@ def test_every_view_is_the_same_page() -> None:
     assert sorted(re.findall(r'id: "(\w+)"', titles)) == sorted(VIEWS)
 
 
-def test_every_answer_has_the_policy() -> None:
+def test_every_response_has_the_content_security_policy() -> None:
     for path in PAGES.paths:
         answer = ask(path)
         assert answer.status_code == 200
@@ -71,7 +71,7 @@ def test_every_answer_has_the_policy() -> None:
     assert "*" not in POLICY
 
 
-def test_nothing_in_the_page_needs_more_than_the_policy_allows() -> None:
+def test_the_page_conforms_to_the_content_security_policy() -> None:
     page = ask("/").text
     assert "<style" not in page
     assert " style=" not in page
@@ -88,7 +88,7 @@ def test_nothing_in_the_page_needs_more_than_the_policy_allows() -> None:
             assert (file.parent / module).resolve().is_file(), f"{file.name}: {module}"
 
 
-def test_what_is_loaded_may_be_kept_and_the_page_is_asked_for_again() -> None:
+def test_assets_are_cached_and_the_page_is_revalidated() -> None:
     page = ask("/")
     assert page.headers["cache-control"] == "no-cache"
     script = next(path for path in PAGES.paths if path.endswith("/main.js"))
@@ -104,7 +104,7 @@ def test_what_is_loaded_may_be_kept_and_the_page_is_asked_for_again() -> None:
         assert ask(path, headers={"if-none-match": '"other"'}).status_code == 200
 
 
-def test_files_are_packed_for_those_who_can_unpack() -> None:
+def test_files_are_compressed_if_accepted() -> None:
     plain = ask("/")
     packed = ask("/", headers={"accept-encoding": "gzip, br"})
     assert packed.headers["content-encoding"] == "gzip"
@@ -113,7 +113,7 @@ def test_files_are_packed_for_those_who_can_unpack() -> None:
     assert gzip.compress(plain.content, mtime=0)[:2] == b"\x1f\x8b"
 
 
-def test_head_is_a_page_without_its_content() -> None:
+def test_head_answers_without_a_body() -> None:
     whole = ask("/cluster")
     head = ask("/cluster", "HEAD")
     assert head.status_code == 200
@@ -123,7 +123,7 @@ def test_head_is_a_page_without_its_content() -> None:
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PROPFIND"])
-def test_a_page_can_only_be_looked_at(method: str) -> None:
+def test_pages_accept_get_and_head_only(method: str) -> None:
     answer = ask("/", method)
     assert answer.status_code == 405
     assert answer.headers["allow"] == "GET, HEAD"
@@ -155,29 +155,29 @@ def test_a_page_can_only_be_looked_at(method: str) -> None:
         "/clüster",
     ],
 )
-def test_no_path_leads_anywhere_else(path: str) -> None:
+def test_other_paths_are_refused(path: str) -> None:
     assert raw(path) == 404
 
 
-def test_unknown_pages_are_a_problem_in_words() -> None:
+def test_unknown_pages_are_a_problem_document() -> None:
     answer = ask("/nothing")
     assert answer.status_code == 404
     assert answer.json()["detail"] == "no such page; the dashboard is at /"
 
 
-def test_the_service_hands_over_what_is_not_its_own(tmp_path: Path) -> None:
-    house = House(tmp_path)
+def test_the_service_delegates_other_paths_to_the_pages(tmp_path: Path) -> None:
+    harness = Harness(tmp_path)
     try:
         settings = Settings(data=tmp_path / "paged", lease_seconds=0.5)
-        assert house.store is not None
-        steady = SteadyClock(house.clock, house.clock)
-        service = Service(house.store, settings, steady, pages=Pages())
+        assert harness.store is not None
+        steady = SteadyClock(harness.clock, harness.clock)
+        service = Service(harness.store, settings, steady, pages=Pages())
         for path, status in (("/", 200), ("/compare", 200), ("/nothing", 404), ("/v1/none", 404)):
-            assert house.get(path, service=service, token=None).status_code == status
-        assert house.get("/healthz", service=service, token=None).json() == {"status": "ok"}
-        assert house.get("/", token=None).status_code == 404  # without pages
+            assert harness.get(path, service=service, token=None).status_code == status
+        assert harness.get("/healthz", service=service, token=None).json() == {"status": "ok"}
+        assert harness.get("/", token=None).status_code == 404  # without pages
     finally:
-        house.close()
+        harness.close()
 
 
 def test_modules_are_short_enough_to_read() -> None:

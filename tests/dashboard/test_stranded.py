@@ -1,4 +1,4 @@
-"""Stranded slices: by hand, and against the definition spelt out."""
+"""Stranded slices: hand-worked states, and a comparison with the plain definition."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from slicewise import load_geometry
 from slicewise.catalog import Catalog
 from slicewise.core.geometry import Geometry
 from slicewise.core.states import GpuState, empty_state, state_space
-from slicewise.dashboard.stranded import stranded
+from slicewise.dashboard.comparison import stranded
 
 A100 = load_geometry("A100-80GB")
 MODELS = [entry.require() for entry in Catalog.builtin().entries() if entry.refusal is None]
@@ -38,7 +38,7 @@ def state(*placements: tuple[str, int]) -> GpuState:
         (tuple(("1g.10gb", start) for start in range(7)), []),
     ],
 )
-def test_by_hand(placements: tuple[tuple[str, int], ...], expected: list[int]) -> None:
+def test_hand_worked_states(placements: tuple[tuple[str, int], ...], expected: list[int]) -> None:
     found = stranded(state(*placements))
     assert [slice for slice in range(8) if found >> slice & 1] == expected
 

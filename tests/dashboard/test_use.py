@@ -14,9 +14,9 @@ from tests.e2e.server import Server
 from slicewise import Cluster, Rejection, Scheduler, load_geometry
 from slicewise.core.fragmentation import score
 from slicewise.core.states import state_space
-from slicewise.dashboard.stranded import stranded
-from slicewise.sim.mix import parse_mix
-from slicewise.sim.workload import draw_kinds, longest_lifetime, run_generator
+from slicewise.dashboard.comparison import stranded
+from slicewise.lab.mix import parse_mix
+from slicewise.lab.workload import draw_kinds, longest_lifetime, run_generator
 
 SCRIPT = "<img src=x onerror=\"document.title='taken'\"><script>document.title='taken'</script>"
 
@@ -44,7 +44,7 @@ def test_nothing_is_shown_without_a_token(visit: Visit, server: Server) -> None:
     assert page.get_by_role("navigation").count() == 0
     page.get_by_label("Token").fill("sw_nobodys")
     page.keyboard.press("Enter")
-    expect(page.get_by_role("alert")).to_contain_text("this token is not known")
+    expect(page.get_by_role("alert")).to_contain_text("unknown token")
     assert page.evaluate("sessionStorage.length") == 0
     page.get_by_label("Token").fill(server.admin_token)
     page.keyboard.press("Enter")
@@ -57,7 +57,7 @@ def test_nothing_is_shown_without_a_token(visit: Visit, server: Server) -> None:
     assert page.evaluate("sessionStorage.length") == 0
 
 
-def test_ids_are_told_apart_and_copied_whole(visit: Visit, server: Server) -> None:
+def test_ids_are_abbreviated_and_copied_completely(visit: Visit, server: Server) -> None:
     made = [
         asked(server, "POST", "/v1/allocations", {"profile": "1g.10gb"})["id"] for _ in range(2)
     ]
@@ -77,7 +77,7 @@ def test_ids_are_told_apart_and_copied_whole(visit: Visit, server: Server) -> No
         asked(server, "DELETE", f"/v1/allocations/{identity}")
 
 
-def test_a_token_that_is_revoked_shuts_the_door(visit: Visit, server: Server) -> None:
+def test_a_revoked_token_signs_out(visit: Visit, server: Server) -> None:
     issued = asked(server, "POST", "/v1/tokens", {"role": "operator"})
     visitor = visit()
     page = visitor.sign_in(issued["token"])
@@ -87,19 +87,19 @@ def test_a_token_that_is_revoked_shuts_the_door(visit: Visit, server: Server) ->
     assert page.get_by_role("navigation").count() == 0
 
 
-def test_an_agent_is_told_that_this_is_not_for_it(visit: Visit, server: Server) -> None:
+def test_tokens_of_agents_are_refused(visit: Visit, server: Server) -> None:
     page = visit().open()
     page.get_by_label("Token").fill(token_of(server, "agent", node="n1"))
     page.get_by_role("button", name="Sign in").click()
     expect(page.get_by_role("alert")).to_contain_text("an agent's token", ignore_case=True)
 
 
-def test_an_allocation_appears_and_goes_without_reloading(visit: Visit, server: Server) -> None:
+def test_allocations_appear_and_disappear_live(visit: Visit, server: Server) -> None:
     page = visit().sign_in(server.admin_token)
     expect(total(page, "instances")).to_have_text("0")
     page.evaluate("window.same = true")
     made = asked(server, "POST", "/v1/allocations", {"profile": "3g.40gb", "tenant": "acme"})
-    activity = page.get_by_label("What happened last")
+    activity = page.get_by_label("Recent events")
     start = made["start"]
     expect(activity).to_contain_text(f"acme got 3g.40gb on n1 GPU 0 slice {start}")
     expect(total(page, "instances")).to_have_text("1")
@@ -119,7 +119,7 @@ def test_an_allocation_appears_and_goes_without_reloading(visit: Visit, server: 
     assert page.evaluate("window.same") is True
 
 
-def test_ask_see_where_it_would_go_submit_and_release(visit: Visit, server: Server) -> None:
+def test_ask_submit_and_release(visit: Visit, server: Server) -> None:
     visitor = visit()
     page = visitor.sign_in(token_of(server, "tenant", tenant="acme"), "ask")
     page.get_by_label("Profile", exact=True).select_option("2g.20gb")
@@ -150,7 +150,7 @@ def test_a_rejection_is_shown_with_its_reason(visit: Visit, server: Server) -> N
     expect(page.locator("#sent")).to_contain_text("rejected: capacity")
     _, refusal = server.ask("POST", "/v1/allocations", {"profile": "4g.40gb"})
     expect(page.locator("#sent")).to_contain_text(refusal["detail"])
-    page.get_by_role("navigation").get_by_text("Now and lately").click()
+    page.get_by_role("navigation").get_by_text("Overview").click()
     row = page.get_by_role("row", name=re.compile("4g.40gb")).first
     expect(row).to_contain_text(refusal["detail"])
     rejected = page.locator("[data-figure=Rejected]")
@@ -170,7 +170,7 @@ def test_release_from_the_table(visit: Visit, server: Server) -> None:
     assert left["labels"] == {"job": "keep"}
 
 
-def test_the_newest_allocations_come_first_and_the_rest_on_demand(
+def test_the_newest_allocations_come_first_and_older_ones_on_demand(
     browser: Browser, tmp_path: Path
 ) -> None:
     server = Server(tmp_path, settings=("limits.page=2",))  # of which the page loads five at a time
@@ -203,7 +203,7 @@ def test_the_newest_allocations_come_first_and_the_rest_on_demand(
         server.kill()
 
 
-def test_drain_a_node_and_watch_it_become_empty(visit: Visit, server: Server) -> None:
+def test_drain_a_node(visit: Visit, server: Server) -> None:
     ids = [asked(server, "POST", "/v1/allocations", {"profile": "2g.20gb"})["id"] for _ in range(3)]
     page = visit().sign_in(server.admin_token, "nodes")
     row = page.locator("tr[data-key=n1]")
@@ -266,7 +266,7 @@ def accepted(policy: str, steps: int, gpus: int, load: float, seed: int) -> int:
     return count
 
 
-def test_compare_runs_to_the_count_of_the_engine(visit: Visit, server: Server) -> None:
+def test_the_comparison_shows_the_counts_of_the_engine(visit: Visit, server: Server) -> None:
     terms = "a=round-robin&b=mfi&mix=skew-small&gpus=8&load=100&seed=3&length=200&speed=600"
     page = visit().sign_in(token_of(server, "tenant", tenant="zen"), f"compare?{terms}")
     page.get_by_role("button", name="Play").click()
@@ -283,7 +283,7 @@ def test_compare_runs_to_the_count_of_the_engine(visit: Visit, server: Server) -
     expect(page.locator(".fate").first).to_contain_text("Placed on GPU 0")
 
 
-def test_the_server_is_lost_and_comes_back(
+def test_the_page_reconnects_to_a_restarted_server(
     browser: Browser,
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
@@ -305,14 +305,14 @@ def test_the_server_is_lost_and_comes_back(
         asked(server, "POST", "/v1/allocations", {"profile": "3g.40gb"})
         expect(page.locator(".line")).to_have_text("live")
         expect(page.locator(".banner")).to_be_hidden()
-        expect(page.get_by_label("What happened last")).to_contain_text("default got 3g.40gb")
+        expect(page.get_by_label("Recent events")).to_contain_text("default got 3g.40gb")
         expect(total(page, "instances")).to_have_text("2")
     finally:
         visitor.close()
         server.kill()
 
 
-def test_labels_are_text_whatever_they_say(visit: Visit, server: Server) -> None:
+def test_labels_are_inserted_as_text(visit: Visit, server: Server) -> None:
     asked(
         server,
         "POST",
@@ -346,7 +346,7 @@ def test_a_tenant_sees_nothing_of_another(visit: Visit, server: Server) -> None:
     details = page.get_by_label("The chosen GPU")
     expect(details).to_contain_text("another tenant's")
     seen = []
-    for place in ("cluster", "lately", "ask", "allocations", "queue", "nodes", "tenants"):
+    for place in ("cluster", "overview", "ask", "allocations", "queue", "nodes", "tenants"):
         visitor.go(place)
         expect(page.locator(".stand-in.loading")).to_have_count(0)
         page.wait_for_timeout(300)
@@ -365,7 +365,7 @@ def test_a_tenant_sees_nothing_of_another(visit: Visit, server: Server) -> None:
     expect(total(page, "instances")).to_have_text("1")
 
 
-def test_who_only_looks_is_offered_nothing_to_do(visit: Visit, server: Server) -> None:
+def test_read_only_users_get_no_actions(visit: Visit, server: Server) -> None:
     asked(server, "POST", "/v1/allocations", {"profile": "1g.10gb"})
     visitor = visit()
     page = visitor.sign_in(token_of(server, "read-only"), "allocations")
@@ -391,7 +391,7 @@ async ([models, states]) => {
 
 
 @pytest.mark.unmeasured
-def test_the_browser_reckons_like_the_engine(visit: Visit, server: Server) -> None:
+def test_the_browser_computes_the_same_as_the_engine(visit: Visit, server: Server) -> None:
     models = [one for one in asked(server, "GET", "/v1/models")["models"] if one["profiles"]]
     states, expected = [], []
     for model in models:
@@ -425,7 +425,7 @@ OVERTAKEN = """async ([assets]) => {
   const again = live.load();
   const part = { node: "n1", gpu: 0, profile: "7g.80gb", start: 0, size: 8 };
   live._take([{ seq: begun + 1, at: new Date().toISOString(), kind: "allocated",
-    entry: { allocation: { id: "a1", tenant: "acme", parts: [part] } } }]);
+    entry: { allocation: { id: "a1", tenant: { id: "t:2", name: "acme" }, parts: [part] } } }]);
   arrive();
   await again;
   live.stop();
@@ -451,7 +451,7 @@ OVERTAKEN = """async ([assets]) => {
 }"""
 
 
-def test_what_comes_meanwhile_is_not_lost(visit: Visit, server: Server) -> None:
+def test_entries_during_a_reload_are_not_lost(visit: Visit, server: Server) -> None:
     """Entries while the cluster is loaded, shorter pages than asked for, answers that come late."""
     page = visit().sign_in(server.admin_token)
     script = page.locator("script[type=module]").get_attribute("src")
@@ -465,7 +465,7 @@ def test_what_comes_meanwhile_is_not_lost(visit: Visit, server: Server) -> None:
     }
 
 
-def test_older_entries_are_asked_for_once(visit: Visit, server: Server) -> None:
+def test_older_entries_are_requested_once(visit: Visit, server: Server) -> None:
     def entry(seq: int) -> dict[str, object]:
         body = {"kind": "tenant-removed", "tenant": f"t{seq}"}
         said = {"seq": seq, "at": "2026-01-01T00:00:00.000Z", "actor": "t1", "kind": body["kind"]}

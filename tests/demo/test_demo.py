@@ -1,4 +1,4 @@
-"""The demonstration: started, left to itself, interrupted, started again."""
+"""`slicewise demo`: start, traffic, interruption, restart."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from tests.client.running import Running, running
 from slicewise.catalog import Catalog
 from slicewise.cli.main import exit_status
 from slicewise.client import AsyncClient, Client, UnreachableError
-from slicewise.demo.scene import GUESTS, NODES, NOTE, set_up
+from slicewise.demo.cluster import NODES, NOTE, TENANTS, set_up
 from slicewise.demo.traffic import Traffic
 
 
 class Demo:
-    """`slicewise demo` as a process, and what it printed."""
+    """A `slicewise demo` process and its output."""
 
     def __init__(self, folder: Path, *options: str) -> None:
-        # Whoever tries it may have a service of their own.
+        # The user may have settings for another service.
         environment = os.environ | {
             "SLICEWISE_TOKEN": "sw_x",
             "SLICEWISE_SERVER": "http://127.0.0.1:1",
@@ -45,7 +45,7 @@ class Demo:
         self.printed = ""
 
     def wait_for(self, text: str) -> str:
-        """Read until a line with this text comes."""
+        """Read the output up to a line with this text."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.printed += line
@@ -55,7 +55,7 @@ class Demo:
         raise AssertionError(f"it ended with\n{self.printed}\n{err}")
 
     def end(self, number: signal.Signals | None = None) -> tuple[int, str]:
-        """Wait for its end, which a signal may bring about; its status and its standard error."""
+        """Send a signal, if given, and wait for the exit; return the status and standard error."""
         if number is not None:
             self.process.send_signal(number)
         out, err = self.process.communicate()
@@ -70,14 +70,14 @@ def service(tmp_path: Path) -> Iterator[Running]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_it_runs_until_interrupted_and_starts_again(tmp_path: Path, number: signal.Signals) -> None:
+def test_runs_until_interrupted_and_restarts(tmp_path: Path, number: signal.Signals) -> None:
     options = ("--listen", "127.0.0.1:0", "--rate", "50", "--hold", "5")
     demo = Demo(tmp_path, *options)
     url = demo.wait_for("slicewise is at").split()[-1]
     demo.wait_for("Ctrl-C ends it")
     token = tmp_path / "demo" / "admin-token"
     assert f"export SLICEWISE_SERVER={url}\n" in demo.printed
-    assert f"export SLICEWISE_TOKEN_FILE={token}\n" in demo.printed  # found from anywhere
+    assert f"export SLICEWISE_TOKEN_FILE={token}\n" in demo.printed  # an absolute path
     with Client(url, token.read_text().strip()) as admin:
         view = admin.cluster()
         assert view.gpus == sum(gpus for _, _, gpus in NODES)
@@ -94,7 +94,7 @@ def test_it_runs_until_interrupted_and_starts_again(tmp_path: Path, number: sign
     assert again.printed.splitlines()[-1].startswith("5 requests: ")
 
 
-def test_it_may_be_shown_elsewhere(tmp_path: Path) -> None:
+def test_listen_address(tmp_path: Path) -> None:
     demo = Demo(
         tmp_path, "--listen", "0.0.0.0:0", "--listen-without-tls", "--rate", "50", "--requests", "3"
     )
@@ -103,16 +103,16 @@ def test_it_may_be_shown_elsewhere(tmp_path: Path) -> None:
     assert "3 requests: " in demo.printed
 
 
-def test_it_ends_while_it_starts(tmp_path: Path) -> None:
+def test_interrupted_during_start(tmp_path: Path) -> None:
     demo = Demo(tmp_path, "--listen", "127.0.0.1:0")
-    while not (tmp_path / "demo").exists():  # by then signals are its own, or nearly
+    while not (tmp_path / "demo").exists():  # signal handlers are installed at about this time
         assert demo.process.poll() is None
     status, err = demo.end(signal.SIGINT)
     assert status in (0, 130)
     assert "Traceback" not in err
 
 
-def test_a_port_that_is_taken(tmp_path: Path) -> None:
+def test_port_in_use(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -127,7 +127,7 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
     assert not (tmp_path / "demo").exists()
 
 
-def test_a_folder_that_is_in_use(tmp_path: Path) -> None:
+def test_folder_in_use(tmp_path: Path) -> None:
     first = Demo(tmp_path, "--listen", "127.0.0.1:0")
     first.wait_for("Ctrl-C ends it")
     status, err = Demo(tmp_path, "--listen", "127.0.0.1:0").end()
@@ -145,8 +145,8 @@ def test_a_folder_that_is_in_use(tmp_path: Path) -> None:
         (["--listen", "here"], "must be HOST:PORT"),
         (
             ["--listen", "0.0.0.0:8099"],
-            "--listen 0.0.0.0:8099 can be reached from elsewhere, and tokens would cross the "
-            "network in the clear; listen on 127.0.0.1:8099, or say --listen-without-tls",
+            "--listen 0.0.0.0:8099 can be reached from other machines, and tokens would cross the "
+            "network in the clear; listen on 127.0.0.1:8099, or add --listen-without-tls",
         ),
     ],
 )
@@ -163,36 +163,36 @@ def test_options_are_checked(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_scene_is_set_once(service: Running) -> None:
+def test_cluster_is_set_up_once(service: Running) -> None:
     async def twice() -> None:
         async with AsyncClient(service.url, service.token) as admin:
             first = await set_up(admin)
-            async with AsyncClient(service.url, first["training"]) as guest:
-                left = await guest.allocate("7g.80gb")
+            async with AsyncClient(service.url, first["training"]) as client:
+                left = await client.allocate("7g.80gb")
             second = await set_up(admin)
-            assert first.keys() == second.keys() == {guest.name for guest in GUESTS}
+            assert first.keys() == second.keys() == {tenant.name for tenant in TENANTS}
             assert not set(first.values()) & set(second.values())
             assert (await admin.allocation(left.id)).state == "released"
             assert [node.name async for node in admin.nodes()] == sorted(n for n, _, _ in NODES)
             notes = [token.note async for token in admin.tokens()]
-            assert notes.count(NOTE) == len(GUESTS)  # those of the first time are void
-            tenant = await admin.tenant("training")
-            assert tenant.quota.memory_slices == 128
+            assert notes.count(NOTE) == len(TENANTS)  # tokens of the first run are revoked
+            training = await admin.tenant("training")
+            assert training.quota.memory_slices == 128
 
     asyncio.run(twice())
 
 
-def test_guests_ask_for_what_there_is() -> None:
+def test_tenants_request_profiles_that_exist() -> None:
     catalog = Catalog.builtin()
     offered = {
         profile.name for _, model, _ in NODES for profile in catalog.find(model).require().profiles
     }
-    for guest in GUESTS:
-        assert set(guest.likes) <= offered
-    assert sum(guest.share for guest in GUESTS) == pytest.approx(1)
+    for tenant in TENANTS:
+        assert set(tenant.weights) <= offered
+    assert sum(tenant.share for tenant in TENANTS) == pytest.approx(1)
 
 
-def test_guests_come_and_go(service: Running) -> None:
+def test_traffic_allocates_and_releases(service: Running) -> None:
     async def play() -> Traffic:
         async with AsyncClient(service.url, service.token) as admin:
             secrets = await set_up(admin)
@@ -209,7 +209,7 @@ def test_guests_come_and_go(service: Running) -> None:
     assert traffic.summary().startswith("60 requests: ")
 
 
-def test_too_many_guests_wait_or_are_turned_away(service: Running) -> None:
+def test_traffic_beyond_capacity_waits_or_is_rejected(service: Running) -> None:
     async def play() -> Traffic:
         async with AsyncClient(service.url, service.token) as admin:
             secrets = await set_up(admin)
@@ -224,30 +224,30 @@ def test_too_many_guests_wait_or_are_turned_away(service: Running) -> None:
     assert traffic.counts["rejected (capacity)"] > 0
 
 
-def test_nobody_waits_for_the_answer_another_gets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many come as were meant to, but for a service that does not answer at all."""
+def test_requests_do_not_wait_for_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rate is kept while the service answers slowly, up to the limit in flight."""
     under_way = most = 0
 
     async def slowly(*_: object, **__: object) -> None:
         nonlocal under_way, most
         under_way += 1
         most = max(most, under_way)
-        while most < 7:  # nobody is answered before seven have asked
+        while most < 7:  # answer only after seven requests
             await asyncio.sleep(0)
         under_way -= 1
         raise UnreachableError("nothing more is of interest")
 
     monkeypatch.setattr(AsyncClient, "allocate", slowly)
-    monkeypatch.setattr("slicewise.demo.traffic._AT_ONCE", 7)
-    secrets = dict.fromkeys((guest.name for guest in GUESTS), "sw_nobody")
+    monkeypatch.setattr("slicewise.demo.traffic._MAX_IN_FLIGHT", 7)
+    secrets = dict.fromkeys((tenant.name for tenant in TENANTS), "sw_nobody")
     traffic = Traffic("http://127.0.0.1:1", secrets, random.Random(1), 10_000, 1)
     asyncio.run(traffic.run(30))
     assert (most, traffic.summary()) == (7, "30 requests: 30 failed")
 
 
-def test_a_service_that_fails_is_counted(service: Running) -> None:
+def test_failures_are_counted(service: Running) -> None:
     async def play() -> Traffic:
-        nobody = dict.fromkeys((guest.name for guest in GUESTS), "sw_nobody")
+        nobody = dict.fromkeys((tenant.name for tenant in TENANTS), "sw_nobody")
         traffic = Traffic(service.url, nobody, random.Random(1), 1000, 1)
         assert traffic.summary() == "0 requests: none yet"
         await traffic.run(3)

@@ -1,4 +1,4 @@
-"""What is deployed beside the service agrees with it."""
+"""The deployment files agree with the service."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from types import ModuleType
 
-from slicewise.service.setting_sources import read_settings
+from slicewise.config.sources import read_settings
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 
@@ -24,7 +24,7 @@ def _dashboard() -> ModuleType:
     return module
 
 
-def test_the_dashboard_is_what_its_script_writes() -> None:
+def test_the_grafana_dashboard_is_up_to_date() -> None:
     written = (DEPLOY / "grafana" / "slicewise.json").read_text(encoding="utf-8")
     assert written == _dashboard().text()
 
@@ -35,7 +35,7 @@ def test_the_settings_file_is_accepted() -> None:
     assert settings.log_format == "json"
 
 
-def test_the_unit_and_the_container_use_options_that_exist() -> None:
+def test_the_unit_and_the_container_use_existing_options() -> None:
     unit = (DEPLOY / "slicewise.service").read_text(encoding="utf-8")
     container = (DEPLOY / "Containerfile").read_text(encoding="utf-8")
     for text in (unit, container):
@@ -45,6 +45,6 @@ def test_the_unit_and_the_container_use_options_that_exist() -> None:
     assert "DynamicUser=yes" in unit
 
 
-def test_no_file_here_is_private() -> None:
+def test_all_files_are_readable() -> None:
     for path in DEPLOY.rglob("*"):
         assert os.access(path, os.R_OK)

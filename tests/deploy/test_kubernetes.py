@@ -1,4 +1,4 @@
-"""The manifests and the chart agree with the program they run; the rest is in tests/k8s."""
+"""The Kubernetes manifests and the chart agree with the program."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def container() -> Any:
     return found
 
 
-def test_versions_are_the_package_s() -> None:
+def test_versions_are_that_of_the_package() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
     assert chart["version"] == chart["appVersion"] == slicewise.__version__
     assert container()["image"] == f"slicewise:{slicewise.__version__}"
 
 
-def test_the_container_runs_a_command_that_there_is() -> None:
+def test_the_container_runs_an_existing_command() -> None:
     command = container()["command"]
     image = (DEPLOY / "Containerfile").read_text(encoding="utf-8")
     assert command[0] in image
@@ -50,7 +50,7 @@ def test_the_container_runs_a_command_that_there_is() -> None:
     assert set(re.findall(r"- (--[a-z-]+)", chart)) <= known
 
 
-def test_the_container_may_do_as_little_as_can_be() -> None:
+def test_the_container_has_minimal_privileges() -> None:
     [deployment] = objects("Deployment")
     spec = deployment["spec"]["template"]["spec"]
     assert spec["securityContext"]["runAsNonRoot"] is True
@@ -67,7 +67,7 @@ def test_the_container_may_do_as_little_as_can_be() -> None:
     assert all("hostPath" not in volume for volume in spec["volumes"])
 
 
-def test_no_rule_allows_everything() -> None:
+def test_no_rule_has_wildcards() -> None:
     for role in (*objects("ClusterRole"), *objects("Role")):
         for rule in role["rules"]:
             assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]

@@ -1,4 +1,4 @@
-"""The documentation, the dashboard and the alerts name the metrics that there are."""
+"""Documentation, dashboard and alerts name existing metrics."""
 
 from __future__ import annotations
 
@@ -7,39 +7,39 @@ from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
-from tests.k8s_units.test_controller import Closed
-from tests.service.house import House
+from tests.kubernetes.test_controller import Closed
+from tests.server.harness import Harness
 
-from slicewise.k8s.controller import Controller, Options
-from slicewise.k8s.metrics import ControllerMetrics
+from slicewise.kubernetes.controller import Controller, Options
+from slicewise.kubernetes.metrics import ControllerMetrics
 
 ROOT = Path(__file__).parents[2]
 
 
 def families(text: str) -> set[str]:
-    """The names of the metrics in an answer to Prometheus."""
+    """Return the names of the metrics in a Prometheus response."""
     return set(re.findall(r"^# TYPE (slicewise_\w+) ", text, re.MULTILINE))
 
 
 @pytest.fixture
 def of_service(tmp_path: Path) -> set[str]:
-    """The metrics of a service that runs."""
-    house = House(tmp_path)
-    found = families(house.get("/metrics").text)
-    house.close()
+    """The metrics of a running service."""
+    harness = Harness(tmp_path)
+    found = families(harness.get("/metrics").text)
+    harness.close()
     return found
 
 
 @pytest.fixture
 def of_controller() -> set[str]:
-    """The metrics of a controller that has not begun."""
+    """The metrics of a controller that has not started."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(ControllerMetrics(Controller(Closed(), Options())))  # type: ignore[arg-type]
     return families(generate_latest(registry).decode())
 
 
 def documented(page: str) -> set[str]:
-    """The metrics in the tables of a page of the documentation."""
+    """Return the metrics in the tables of a document."""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     cells = re.findall(r"^\| (`slicewise_[^|]*)\|", text, re.MULTILINE)
     return {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
@@ -54,13 +54,13 @@ def test_every_metric_of_the_controller_is_documented(of_controller: set[str]) -
 
 
 @pytest.mark.parametrize("file", ["grafana/slicewise.json", "prometheus/slicewise.rules.yml"])
-def test_dashboard_and_alerts_ask_for_metrics_that_exist(
+def test_dashboard_and_alerts_query_existing_metrics(
     file: str, of_service: set[str], of_controller: set[str]
 ) -> None:
     text = (ROOT / "deploy" / file).read_text(encoding="utf-8")
     asked = set(re.findall(r"\bslicewise_[a-z0-9_]+", text))
     known = of_service | of_controller
-    # A histogram is asked for by its series.
+    # Queries use the series of a histogram.
     series = {f"{name}_{part}" for name in known for part in ("bucket", "sum", "count")}
     assert len(asked) > 4
     assert asked - series <= known

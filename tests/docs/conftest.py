@@ -1,4 +1,4 @@
-"""The documents, found once; a test that asks for ``document`` runs for each of them."""
+"""Runs tests with the fixture ``document`` once for every document."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 
 @pytest.fixture(scope="session")
 def root() -> Path:
-    """The folder of the project."""
+    """The root folder of the project."""
     return ROOT
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test once for every document."""
+    """Parametrize a test with every document."""
     if "document" in metafunc.fixturenames:
         metafunc.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -1,20 +1,21 @@
-"""Every example in the documents is run, and what it prints is compared.
+"""Runs every example in the documents and compares its output.
 
 How examples are marked:
 
-- Examples of one document run in order, in one folder. ```python blocks share a namespace; what a
-  block prints must stand in a ```text block right after it; without one it must print nothing.
+- Examples of one document run in order, in one folder. ```python blocks share a namespace; the
+  output of a block must be in a ```text block right after it, or be empty.
 - In ```console blocks, ``$ slicewise ...`` is run (a backslash continues the line) and must
-  succeed; lines below it are its output. ``$ make ...`` must name a target. Nothing else is run.
-- In both kinds of output a line ``...`` stands for any number of lines, ``...`` within a line for
-  any text, and blanks at the end of a line do not matter.
-- ``<!-- long: OPTIONS -->`` before a console block adds these options to its commands, and leaves
-  their output uncompared, unless SLICEWISE_LONG_EXAMPLES is set.
-- ``<!-- file: PATH -->`` before a block says that it is that file, word for word.
-- ``<!-- service -->`` anywhere in a document starts an empty service for it, known to commands by
-  SLICEWISE_SERVER and SLICEWISE_TOKEN_FILE. ``$ curl ...`` is run as well, where there is curl.
-  Ids in such a document stand for those the service gives: the same id for the same thing, in
-  outputs and in later commands. Dates and times stand for others.
+  succeed; the lines below it are its output. ``$ make ...`` must name a target. Other commands are
+  not run.
+- In both kinds of output, a line ``...`` matches any number of lines, and ``...`` within a line any
+  text. Trailing blanks are ignored.
+- ``<!-- long: OPTIONS -->`` before a console block adds these options to its commands and skips the
+  comparison of their output, unless SLICEWISE_LONG_EXAMPLES is set.
+- ``<!-- file: PATH -->`` before a block requires that it is identical to that file.
+- ``<!-- service -->`` anywhere in a document starts an empty service for it and sets
+  SLICEWISE_SERVER and SLICEWISE_TOKEN_FILE. ``$ curl ...`` is run too, if curl is installed.
+  Ids in such a document are placeholders: each is bound to a real id when it first occurs in an
+  output, and replaced by it in later commands. Dates and times match any others.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _FENCE = re.compile(
 
 @dataclass(frozen=True)
 class Fence:
-    """A fenced block: its language, its lines, what is said before it, and where it is."""
+    """A fenced block: its language, content, mark and line."""
 
     language: str
     content: str
@@ -59,7 +60,7 @@ class Fence:
     value: str
     line: int
     follows: str
-    """The text between the block before and this one."""
+    """The text between the previous block and this one."""
 
 
 def fences(text: str) -> list[Fence]:
@@ -85,19 +86,19 @@ def lines(text: str) -> list[str]:
 
 
 @dataclass
-class Names:
-    """The ids of a document, and those of the service they stand for."""
+class Placeholders:
+    """Binds the ids in a document to the ids of the service."""
 
     of_service: bool = True
-    """Whether the document has a service; without one, everything is as it stands."""
+    """Whether the document has a service; without one, ids and times are compared literally."""
     real: dict[str, str] = field(default_factory=dict)
 
-    def in_words(self, text: str) -> str:
-        """A command with the service's ids in it."""
+    def substitute(self, text: str) -> str:
+        """Return a command with the service's ids."""
         return re.sub(rf"\b{ID}\b", lambda found: self.real.get(found[0], found[0]), text)
 
-    def agree(self, expected: str, actual: str) -> bool:
-        """Whether an output is as expected; new ids are learnt from it."""
+    def matches(self, expected: str, actual: str) -> bool:
+        """Return whether an output matches, and bind the new ids in it."""
         seen: dict[str, str] = {}
         pattern = "".join(
             r"(?:.*\n)*?" if line == ANY else self._line(line, seen) + "\n"
@@ -131,27 +132,27 @@ class Names:
         return "".join((*parts, re.escape(line[reached:])))
 
 
-def compare(where: str, expected: str, actual: str, names: Names) -> None:
-    if not names.agree(expected, actual):
+def compare(where: str, expected: str, actual: str, placeholders: Placeholders) -> None:
+    if not placeholders.matches(expected, actual):
         pytest.fail(f"{where} shows\n\n{expected}\nbut the output is\n\n{actual}", pytrace=False)
 
 
 @pytest.fixture
-def workshop(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to run examples in: files go nowhere else, and terminals are 80 wide."""
+def example_folder(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to run examples in, with a terminal width of 80."""
     (tmp_path / "examples").symlink_to(root / "examples")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
-    # One process is enough, and the result is the same.
+    # One process is enough; the results are the same.
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
     return tmp_path
 
 
 @contextlib.contextmanager
 def service_in(folder: Path) -> Iterator[None]:
-    """An empty service that commands know of."""
+    """Start an empty service and point commands to it."""
     with running(folder / "data") as service, pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLICEWISE_SERVER", service.url)
         patch.setenv("SLICEWISE_TOKEN_FILE", str(service.token_file))
@@ -179,8 +180,8 @@ def commands(content: str) -> list[Command]:
 
 
 @dataclass
-class Reader:
-    """Somebody who goes through a document and tries everything."""
+class ExampleRunner:
+    """Runs all examples of a document."""
 
     document: Path
     capsys: pytest.CaptureFixture[str]
@@ -188,9 +189,9 @@ class Reader:
     namespace: dict[str, object] = field(default_factory=lambda: {"__name__": "__main__"})
 
     def __post_init__(self) -> None:
-        self.names = Names(self.with_service)
+        self.placeholders = Placeholders(self.with_service)
 
-    def read(self) -> None:
+    def run(self) -> None:
         blocks = fences(self.document.read_text(encoding="utf-8"))
         for index, block in enumerate(blocks):
             if block.language == "python":
@@ -202,7 +203,7 @@ class Reader:
 
     def _python(self, block: Fence, expected: str) -> None:
         printed = io.StringIO()
-        padding = "\n" * (block.line - 1)  # so that a traceback names the document's line
+        padding = "\n" * (block.line - 1)  # tracebacks then show the document's line number
         with contextlib.redirect_stdout(printed):
             code = compile(padding + block.content, str(self.document), "exec")
             exec(code, self.namespace)
@@ -212,14 +213,14 @@ class Reader:
         program = command.words[0]
         where = f"line {block.line}, {command.line}"
         if program == "curl" and self.with_service and shutil.which("curl"):
-            line = self.names.in_words(command.line).replace("curl", "curl -s", 1)
+            line = self.placeholders.substitute(command.line).replace("curl", "curl -s", 1)
             done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False)
             assert done.returncode == 0, f"{where}: {done.stderr}"
             self._compare(where, command.output, done.stdout)
         if program != "slicewise":
             return
         shortened = block.mark == "long" and not os.environ.get(LONG)
-        words = shlex.split(self.names.in_words(command.line))
+        words = shlex.split(self.placeholders.substitute(command.line))
         self.capsys.readouterr()
         status = exit_status(words[1:] + (shlex.split(block.value) if shortened else []))
         output, problem = self.capsys.readouterr()
@@ -228,16 +229,16 @@ class Reader:
             self._compare(where, command.output, output)
 
     def _compare(self, where: str, expected: str, actual: str) -> None:
-        compare(f"{self.document.name}, {where}", expected, actual, self.names)
+        compare(f"{self.document.name}, {where}", expected, actual, self.placeholders)
 
 
 @pytest.mark.unmeasured
-def test_examples_print_what_is_shown(
-    document: Path, workshop: Path, capsys: pytest.CaptureFixture[str]
+def test_examples_print_the_documented_output(
+    document: Path, example_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with_service = SERVICE in document.read_text(encoding="utf-8")
-    with service_in(workshop) if with_service else contextlib.nullcontext():
-        Reader(document, capsys, with_service).read()
+    with service_in(example_folder) if with_service else contextlib.nullcontext():
+        ExampleRunner(document, capsys, with_service).run()
 
 
 def test_make_targets_exist(document: Path, root: Path) -> None:
@@ -248,7 +249,7 @@ def test_make_targets_exist(document: Path, root: Path) -> None:
     assert {target for pair in named for target in pair if target} <= targets
 
 
-def test_files_are_shown_word_for_word(document: Path, root: Path) -> None:
+def test_quoted_files_are_identical(document: Path, root: Path) -> None:
     for block in fences(document.read_text(encoding="utf-8")):
         if block.mark == "file":
             assert block.content == (root / block.value).read_text(encoding="utf-8"), block.value
@@ -279,27 +280,25 @@ OLD, NEW = "a" + "b" * 20, "a" + "c" * 20
         (f"{OLD}", "short", False),
     ],
 )
-def test_outputs_are_compared_up_to_what_is_left_out(
-    expected: str, actual: str, same: bool
-) -> None:
-    assert Names().agree(expected, actual) is same
+def test_ellipses_ids_and_times_match(expected: str, actual: str, same: bool) -> None:
+    assert Placeholders().matches(expected, actual) is same
 
 
-def test_ids_stand_for_those_of_the_service() -> None:
-    names = Names()
-    assert names.agree(f"made {OLD}", f"made {NEW}")
-    assert names.in_words(f"slicewise show {OLD} {OLD}x") == f"slicewise show {NEW} {OLD}x"
-    assert names.agree(f"{OLD}", f"{NEW}")
-    assert not names.agree(f"{OLD}", f"{OLD}")
+def test_ids_are_bound_to_those_of_the_service() -> None:
+    ids = Placeholders()
+    assert ids.matches(f"made {OLD}", f"made {NEW}")
+    assert ids.substitute(f"slicewise show {OLD} {OLD}x") == f"slicewise show {NEW} {OLD}x"
+    assert ids.matches(f"{OLD}", f"{NEW}")
+    assert not ids.matches(f"{OLD}", f"{OLD}")
 
 
-def test_without_a_service_everything_is_as_it_stands() -> None:
+def test_without_a_service_outputs_are_compared_literally() -> None:
     for text, other in ((OLD, NEW), ("01:02:03", "01:02:04"), ("2026-01-02", "2026-01-03")):
-        assert Names(False).agree(text, text)
-        assert not Names(False).agree(text, other)
+        assert Placeholders(False).matches(text, text)
+        assert not Placeholders(False).matches(text, other)
 
 
-def test_blocks_are_found_with_their_marks() -> None:
+def test_blocks_are_parsed_with_their_marks() -> None:
     text = (
         "x\n\n<!-- long: --runs 2 -->\n```console\n$ slicewise a \\\n  b\nout\n$ slicewise c\n```\n"
     )

@@ -14,7 +14,7 @@ from slicewise.policies.registry import _entries
 
 
 def script(root: Path, name: str) -> ModuleType:
-    """A script of docs/, imported."""
+    """Import a script of docs/."""
     spec = importlib.util.spec_from_file_location(f"docs_{name}", root / "docs" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -48,26 +48,28 @@ def test_the_command_reference_does_not_depend_on_the_terminal(
 def test_every_public_name_is_in_the_python_reference(root: Path) -> None:
     reference = text_of(root, "docs/python-api.md")
     missing = [name for name in slicewise.__all__ if f"`{name}`" not in reference]
-    assert not missing, "docs/python-api.md lacks these"
+    assert not missing, "missing in docs/python-api.md"
     listed = re.findall(r"^\| `(\w+)` \|", reference, re.MULTILINE)
-    assert not set(listed) - set(slicewise.__all__), "docs/python-api.md lists what is not public"
+    assert not set(listed) - set(slicewise.__all__), (
+        "docs/python-api.md lists names that are not public"
+    )
 
 
-def test_every_policy_is_explained(root: Path) -> None:
+def test_every_policy_is_documented(root: Path) -> None:
     reference = text_of(root, "docs/policies.md")
     own = [name for name, entry in _entries().items() if entry.value.startswith("slicewise.")]
     missing = [name for name in own if f"[`{name}`]" not in reference]
-    assert not missing, "the table of docs/policies.md lacks these"
+    assert not missing, "missing in the table of docs/policies.md"
 
 
 def test_every_room_is_in_the_architecture(root: Path) -> None:
     package = root / "src" / "slicewise"
     rooms = {path.parent.name for path in package.glob("*/__init__.py")}
     listed = set(re.findall(r"^\| `(\w+)` +\|", text_of(root, "ARCHITECTURE.md"), re.MULTILINE))
-    assert rooms == listed, "the table of rooms in ARCHITECTURE.md is not what is there"
+    assert rooms == listed, "the table of rooms in ARCHITECTURE.md is out of date"
 
 
-def test_what_the_architecture_names_is_there(root: Path) -> None:
+def test_files_named_in_the_architecture_exist(root: Path) -> None:
     named = re.findall(r"`([\w/]+(?:\.(?:json|md|py|toml)|/))`", text_of(root, "ARCHITECTURE.md"))
     assert len(named) > 150
     missing = {
@@ -78,13 +80,13 @@ def test_what_the_architecture_names_is_there(root: Path) -> None:
     assert not missing
 
 
-def test_every_picture_can_be_drawn_again(root: Path) -> None:
+def test_every_picture_has_a_function_that_draws_it(root: Path) -> None:
     drawn = set(script(root, "make_pictures").PICTURES)
     assert drawn == {path.stem for path in (root / "docs" / "pictures").iterdir()}
 
 
-def test_the_findings_quote_the_experiments(root: Path) -> None:
-    """The table of rejections in the README holds the numbers of docs/experiments.md."""
+def test_the_readme_quotes_the_experiments(root: Path) -> None:
+    """The table of rejections in the README has the figures of docs/experiments.md."""
     readme, experiments = text_of(root, "README.md"), text_of(root, "docs/experiments.md")
     full = experiments[experiments.index("$ slicewise simulate --experiment steady") :]
     distributions = ("uniform", "skew-small", "skew-big", "bimodal")

@@ -1,4 +1,4 @@
-"""What the end-to-end tests share: where to say what was counted, and servers that surely end."""
+"""Fixtures of the end-to-end tests: progress lines, random seeds, servers, a small disk."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.e2e.scenario import SETTINGS
 from tests.e2e.server import Server
 from tests.e2e.small_disk import SmallDisk
-from tests.e2e.stage import SETTINGS
 
 Tell = Callable[[str], None]
 Open = Callable[..., Server]
@@ -19,7 +19,7 @@ Open = Callable[..., Server]
 
 @pytest.fixture
 def tell(capsys: pytest.CaptureFixture[str]) -> Tell:
-    """Says a line to whoever runs the tests, also when nothing failed."""
+    """Prints a line to the terminal, even if the test passes."""
 
     def say(line: str) -> None:
         with capsys.disabled():
@@ -30,7 +30,7 @@ def tell(capsys: pytest.CaptureFixture[str]) -> Tell:
 
 @pytest.fixture
 def seed(tell: Tell) -> int:
-    """Where all chance comes from; set SLICEWISE_E2E_SEED to have the same again."""
+    """The seed of all random choices; set SLICEWISE_E2E_SEED to repeat a run."""
     given = os.environ.get("SLICEWISE_E2E_SEED")
     chosen = int(given) if given else 1 if os.environ.get("CI") else secrets.randbits(32)
     tell(f"SLICEWISE_E2E_SEED={chosen}")
@@ -39,7 +39,7 @@ def seed(tell: Tell) -> int:
 
 @pytest.fixture
 def open_server(tmp_path: Path) -> Iterator[Open]:
-    """Makes servers, and ends them after the test."""
+    """Creates servers and kills them after the test."""
     made: list[Server] = []
 
     def make(
@@ -56,7 +56,7 @@ def open_server(tmp_path: Path) -> Iterator[Open]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
-    """A small disk; needs to be allowed to mount one."""
+    """A small tmpfs; skips the test if mounting is not allowed."""
     folder = tmp_path / "disk"
     folder.mkdir()
     script = 'mount -t tmpfs -o size=48m,mode=700 slicewise-test "$0" && echo ready && exec cat'
@@ -69,7 +69,7 @@ def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
         pytest.skip("unshare is not installed, so there is no small disk")
     with keeper:
         assert keeper.stdout is not None
-        said = keeper.stdout.readline().decode().strip()
-        if said != "ready":
-            pytest.skip(f"no small disk can be mounted here: {said}")
+        line = keeper.stdout.readline().decode().strip()
+        if line != "ready":
+            pytest.skip(f"no small disk can be mounted here: {line}")
         yield SmallDisk(keeper.pid, folder)

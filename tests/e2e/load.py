@@ -1,8 +1,8 @@
-"""Clients that create, look and release at the same time, and send again whatever got lost.
+"""Concurrent clients that create, read and release allocations, and retry lost calls.
 
-Each has a token of its own, so that the journal tells them apart, and makes one call at a time. A
-call goes out with the same key until it is answered. Now and then a client gives up on a call that
-got lost, as one that crashed would: then nobody knows what became of it, and the client is gone.
+Each has its own token, which identifies it in the journal, and makes one call at a time. A call is
+sent with the same key until it is answered. Sometimes a client abandons a lost call, as after a
+crash: the outcome of the call is then unknown, and the client is gone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from tests.e2e.record import KEYED, LABEL, Call, Kind, Record
+from tests.e2e.call_log import KEYED, LABEL, Call, CallLog, Kind
 from tests.e2e.server import Address
 from tests.e2e.wire import LostError, Reply, Wire
 
@@ -40,34 +40,38 @@ _NEEDS = ((1, 5.0), (1, 9.5), (1, 15.0), (2, 12.0), (2, 24.0))
 
 @dataclass
 class Pool:
-    """The allocations of one tenant that somebody may release, as far as its clients know."""
+    """The allocations of one tenant that its clients may release."""
 
-    living: list[str] = field(default_factory=list)
+    allocations: list[str] = field(default_factory=list)
 
     def add(self, identity: str) -> None:
-        """There is one more."""
-        if identity not in self.living:
-            self.living.append(identity)
+        """Add an allocation."""
+        if identity not in self.allocations:
+            self.allocations.append(identity)
 
     def draw(self, rng: random.Random, keep: float) -> str | None:
-        """Any of them; with this chance it stays, so that another client draws it, too."""
-        if not self.living:
+        """Draw an allocation; with probability ``keep`` it stays, and another client may draw it
+        too."""
+        if not self.allocations:
             return None
-        index = rng.randrange(len(self.living))
+        index = rng.randrange(len(self.allocations))
         if rng.random() < keep:
-            return self.living[index]
-        self.living[index], self.living[-1] = self.living[-1], self.living[index]
-        return self.living.pop()
+            return self.allocations[index]
+        self.allocations[index], self.allocations[-1] = (
+            self.allocations[-1],
+            self.allocations[index],
+        )
+        return self.allocations.pop()
 
 
 @dataclass(frozen=True)
-class Habits:
-    """How the clients behave."""
+class Behavior:
+    """Parameters of the clients' behavior."""
 
     full: int = 24
-    """So many allocations of a tenant, and it rather releases."""
+    """Number of allocations above which a tenant prefers to release."""
     gives_up: float = 0.2
-    """The chance that a client is gone when a call of its got lost the first time."""
+    """Probability that a client is gone after the first loss of a call."""
     looks: float = 0.1
     patience: float = PATIENCE_SECONDS
     longest_wait: float = 2.0
@@ -75,7 +79,7 @@ class Habits:
 
 
 class Client:
-    """One bearer of a token, who makes one call after the other."""
+    """A client with a token, which makes one call at a time."""
 
     def __init__(
         self,
@@ -83,29 +87,29 @@ class Client:
         actor: str,
         secret: str,
         tenant: str,
-        record: Record,
+        record: CallLog,
         pool: Pool,
         servers: Callable[[], Sequence[Address]],
         rng: random.Random,
-        habits: Habits,
+        behavior: Behavior,
     ) -> None:
         self.name = name
         self.actor = actor
         self.secret = secret
         self.tenant = tenant
         self.alive = True
-        self._record = record
+        self._call_log = record
         self._pool = pool
         self._servers = servers
         self._rng = rng
-        self._habits = habits
-        self._wire = Wire(secret, habits.patience)
+        self._behavior = behavior
+        self._wire = Wire(secret, behavior.patience)
         self._made = 0
         self._at = 0
-        """Which server is asked."""
+        """Index of the server to call."""
 
     async def run(self, halt: asyncio.Event) -> None:
-        """Make calls until told to halt, or until it is gone; the last one is seen through."""
+        """Make calls until ``halt`` is set or the client is gone; the last call is completed."""
         try:
             while self.alive and not halt.is_set():
                 await self.step()
@@ -113,18 +117,18 @@ class Client:
             self.close()
 
     def close(self) -> None:
-        """Break its connections; the next call opens others."""
+        """Close the connections; the next call opens new ones."""
         self._wire.close()
 
     async def step(self) -> None:
         """Make one call."""
         rng, pool = self._rng, self._pool
-        if rng.random() < self._habits.looks:
-            if rng.random() < 0.5 and pool.living:
-                await self.get(rng.choice(pool.living))
+        if rng.random() < self._behavior.looks:
+            if rng.random() < 0.5 and pool.allocations:
+                await self.get(rng.choice(pool.allocations))
             else:
-                await self.look_at_cluster()
-        elif rng.random() < len(pool.living) / (2 * self._habits.full):
+                await self.get_cluster()
+        elif rng.random() < len(pool.allocations) / (2 * self._behavior.full):
             identity = pool.draw(rng, keep=0.1)
             assert identity is not None
             await self.release(identity)
@@ -133,10 +137,10 @@ class Client:
         else:
             await self.create(self._terms())
 
-    # What is asked for
+    # Calls
 
     def _terms(self, wait: bool = True) -> dict[str, Any]:
-        rng, habits = self._rng, self._habits
+        rng, behavior = self._rng, self._behavior
         terms: dict[str, Any] = {}
         if rng.random() < 0.2:
             compute, memory = rng.choice(_NEEDS)
@@ -151,9 +155,9 @@ class Client:
         if rng.random() < 0.3:
             terms["priority"] = rng.randint(-1, 2)
         if rng.random() < 0.15:
-            terms["lease_seconds"] = round(rng.uniform(0.05, habits.longest_lease), 3)
+            terms["lease_seconds"] = round(rng.uniform(0.05, behavior.longest_lease), 3)
         if wait and rng.random() < 0.3:
-            terms["wait_seconds"] = round(rng.uniform(0.05, habits.longest_wait), 3)
+            terms["wait_seconds"] = round(rng.uniform(0.05, behavior.longest_wait), 3)
         return terms
 
     def _call(
@@ -166,7 +170,7 @@ class Client:
     ) -> Call:
         self._made += 1
         key = f"{self.name}-{self._made}"
-        return self._record.invoke(
+        return self._call_log.invoke(
             Call(
                 actor=self.actor,
                 tenant=self.tenant,
@@ -175,7 +179,7 @@ class Client:
                 method=method,
                 path=path,
                 body=b"" if body is None else msgspec.json.encode(body(key)),
-                invoked=self._record.stamp(),
+                invoked=self._call_log.stamp(),
                 subject=subject,
             )
         )
@@ -188,13 +192,13 @@ class Client:
             "/v1/allocations",
             lambda key: terms | {"labels": {LABEL: key}},
         )
-        await self._see_through(call)
+        await self._send_until_answered(call)
         if call.status in (201, 202):
-            self._pool.add(call.said()["id"])
+            self._pool.add(call.decoded()["id"])
         return call
 
     async def create_batch(self, every: Sequence[dict[str, Any]]) -> Call:
-        """Create several, all or none."""
+        """Create several allocations, all or none."""
         call = self._call(
             Kind.BATCH,
             "POST",
@@ -206,39 +210,39 @@ class Client:
                 ]
             },
         )
-        await self._see_through(call)
+        await self._send_until_answered(call)
         if call.status == 201:
-            for allocation in call.said()["allocations"]:
+            for allocation in call.decoded()["allocations"]:
                 self._pool.add(allocation["id"])
         return call
 
     async def release(self, identity: str) -> Call:
         """Release an allocation."""
         call = self._call(Kind.RELEASE, "DELETE", f"/v1/allocations/{identity}", subject=identity)
-        await self._see_through(call)
+        await self._send_until_answered(call)
         return call
 
-    async def turn(self, node: str, how: str) -> Call:
+    async def cordon(self, node: str, how: str) -> Call:
         """Cordon or uncordon a node."""
-        call = self._call(Kind.TURN, "POST", f"/v1/nodes/{node}/{how}", subject=node)
-        await self._see_through(call)
+        call = self._call(Kind.CORDON, "POST", f"/v1/nodes/{node}/{how}", subject=node)
+        await self._send_until_answered(call)
         return call
 
     async def get(self, identity: str) -> Call:
-        """Look at an allocation."""
+        """Read an allocation."""
         call = self._call(Kind.GET, "GET", f"/v1/allocations/{identity}", subject=identity)
-        await self._see_through(call)
+        await self._send_until_answered(call)
         return call
 
-    async def look_at_cluster(self) -> Call:
-        """Look at the cluster."""
+    async def get_cluster(self) -> Call:
+        """Read the cluster."""
         call = self._call(Kind.CLUSTER, "GET", "/v1/cluster")
-        await self._see_through(call)
+        await self._send_until_answered(call)
         return call
 
-    # How it is sent
+    # Sending
 
-    async def _see_through(self, call: Call) -> None:
+    async def _send_until_answered(self, call: Call) -> None:
         """Send a call until it is answered, or the client is gone."""
         while self.alive:
             servers = self._servers()
@@ -249,7 +253,7 @@ class Client:
                 key = call.key if call.kind in KEYED else None
                 reply = await self._wire.ask(server, call.method, call.path, call.body, key)
             except LostError as lost:
-                self._record.trouble(str(lost))
+                self._call_log.record_retry(str(lost))
                 if self._gives_up(call):
                     return
                 self._at += 1
@@ -257,49 +261,49 @@ class Client:
                 behind = call.lagging and call.kind is Kind.GET and reply.status == 404
                 if reply.status in _FINAL or behind:
                     replayed = "idempotency-replayed" in reply.headers
-                    self._record.settle(call, reply.status, reply.body, replayed)
+                    self._call_log.settle(call, reply.status, reply.body, replayed)
                     return
                 if reply.status not in _AGAIN:
-                    self._be_surprised(call, reply)
+                    self._record_unexpected(call, reply)
                     return
-                self._record.trouble(_sentence(reply))
+                self._call_log.record_retry(_sentence(reply))
                 if call.kind is Kind.MOVE and self._gives_up(call):
                     return
                 self._at = _leader(reply, servers, self._at + 1)
             await asyncio.sleep(_PAUSE_SECONDS * self._rng.uniform(0.5, 1.5))
 
     def _gives_up(self, call: Call) -> bool:
-        """Whether the client is gone now; moves bear no key, so they are never sent again."""
-        chance = 1.0 if call.kind is Kind.MOVE else self._habits.gives_up
+        """Return whether the client is gone now; moves have no key, so they are never retried."""
+        chance = 1.0 if call.kind is Kind.MOVE else self._behavior.gives_up
         if call.sent == 1 and self._rng.random() < chance:
             self.alive = False
         return not self.alive
 
-    def _be_surprised(self, call: Call, reply: Reply) -> None:
-        self._record.surprises.append(
+    def _record_unexpected(self, call: Call, reply: Reply) -> None:
+        self._call_log.unexpected.append(
             f"{call.method} {call.path} {call.body!r} with key {call.key}, sent {call.sent} times, "
             f"was answered {reply.status}: {reply.body.decode(errors='replace')}"
         )
-        self._record.settle(call, reply.status, reply.body, False)
+        self._call_log.settle(call, reply.status, reply.body, False)
 
 
 class Operator(Client):
-    """A client that cordons nodes and moves instances about."""
+    """A client that cordons nodes and moves instances."""
 
     NODES = ("n2", "n3")
 
     async def step(self) -> None:
-        """Make one call, and take a breath."""
+        """Make one call, then pause."""
         rng = self._rng
         if rng.random() < 0.5:
             how = rng.choice(("cordon", "uncordon", "uncordon"))
-            await self.turn(rng.choice(self.NODES), how)
+            await self.cordon(rng.choice(self.NODES), how)
         else:
             await self.defragment()
         await asyncio.sleep(rng.random() * 0.05)
 
     async def defragment(self) -> None:
-        """Ask for a plan, and have its moves made; by then some of them may be stale."""
+        """Request a plan and carry out its moves; some of them may be stale by then."""
         servers = self._servers()
         try:
             reply = await self._wire.ask(
@@ -310,16 +314,16 @@ class Operator(Client):
         moves = msgspec.json.decode(reply.body).get("moves")
         if moves:
             call = self._call(Kind.MOVE, "POST", "/v1/defrag", lambda key: {"moves": moves})
-            await self._see_through(call)
+            await self._send_until_answered(call)
 
 
 def _sentence(reply: Reply) -> str:
-    said = msgspec.json.decode(reply.body)
-    return f"{reply.status} {said['detail']}"
+    content = msgspec.json.decode(reply.body)
+    return f"{reply.status} {content['detail']}"
 
 
 def _leader(reply: Reply, servers: Sequence[Address], otherwise: int) -> int:
-    """Whom to ask next: the leader, if the answer names it."""
+    """Return the server to call next: the leader, if the answer names it."""
     leader = msgspec.json.decode(reply.body).get("leader")
     for index, (host, port) in enumerate(servers):
         if leader == f"http://{host}:{port}":

@@ -1,7 +1,7 @@
-"""What schemathesis must be told about the service, and what it must not do to itself.
+"""Hooks of schemathesis: what it must know about the service, and what it must not do to itself.
 
-It learns ids from the answers it gets, the ids of tokens among them. Were it to revoke the token
-it asks with, it would get nothing but 401 from then on, and every check would pass.
+It learns ids from the answers, among them ids of tokens. If it revoked its own token, it would get
+only 401 afterwards, and every check would pass.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import schemathesis
 from schemathesis.openapi.checks import UseAfterFree
 
 OWN_TOKEN = "SCHEMA_OWN_TOKEN"
-"""The variable that holds the id of the token."""
+"""The variable with the id of the run's own token."""
 FIRST_SESSION = "SCHEMA_FIRST_SESSION"
-"""The variable that holds the session of an agent, which examples speak of."""
+"""The variable with the agent session that the examples use."""
 
 _sessions = [os.environ.get(FIRST_SESSION, "")]
 
@@ -24,10 +24,10 @@ _sessions = [os.environ.get(FIRST_SESSION, "")]
 def map_path_parameters(
     context: schemathesis.HookContext, path_parameters: dict[str, Any]
 ) -> dict[str, Any]:
-    """Have somebody else's token revoked instead."""
+    """Replace the id of the run's own token, to keep it from being revoked."""
     own = os.environ.get(OWN_TOKEN)
     if own and path_parameters and path_parameters.get("id") == own:
-        return {**path_parameters, "id": "somebody-elses"}
+        return {**path_parameters, "id": "another-token"}
     return path_parameters
 
 
@@ -35,7 +35,7 @@ def map_path_parameters(
 def before_call(
     context: schemathesis.HookContext, case: schemathesis.Case[Any], kwargs: dict[str, Any]
 ) -> None:
-    """The same where a case is not generated, but follows from an answer."""
+    """Replace it also in cases derived from an answer."""
     case.path_parameters = map_path_parameters(context, case.path_parameters)
     for values in (case.query, case.body):
         if isinstance(values, dict) and values.get("session") == os.environ.get(FIRST_SESSION):
@@ -48,7 +48,7 @@ def after_call(
     case: schemathesis.Case[Any],
     response: schemathesis.Response,
 ) -> None:
-    """A new session ends the one before it, so the newest is the one to go on with."""
+    """Remember the newest session, because it ends the previous one."""
     if case.operation.path == "/v1/agent/hello" and response.status_code == 200:
         _sessions.append(response.json()["session"])
 
@@ -60,6 +60,6 @@ def filter_failure(
     case: schemathesis.Case[Any],
     response: schemathesis.Response,
 ) -> bool:
-    """An allocation that was released is still told, as it was: that is no mistake."""
+    """Ignore use-after-free findings for allocations: a released one can still be read."""
     told = case.operation.path == "/v1/allocations/{id}"
     return not (told and isinstance(failure, UseAfterFree))

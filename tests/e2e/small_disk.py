@@ -1,4 +1,4 @@
-"""A small disk of the tests' own, which they may fill."""
+"""A small disk that tests may fill."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ _FILL = 1 << 20
 
 @dataclass(frozen=True)
 class SmallDisk:
-    """A disk of 48 MiB that one process keeps: it is there for those who join that process.
+    """A tmpfs of 48 MiB in the mount namespace of one process.
 
-    The process lives for as long as this one holds its input, so that nothing stays behind
-    whatever happens.
+    The process ends when its standard input closes, so the mount never outlives the test run.
     """
 
     keeper: int
@@ -24,17 +23,17 @@ class SmallDisk:
 
     @property
     def view(self) -> Path:
-        """Where it is for everybody else."""
+        """The disk's path for processes outside the namespace."""
         return Path(f"/proc/{self.keeper}/root{self.folder}")
 
     def put(self, server: Server) -> None:
-        """Let a server have its data on it."""
+        """Put the data folder of a server on the disk."""
         server.prefix = ["nsenter", "--target", str(self.keeper), "--mount", "--"]
         server.there, server.data = self.folder / "data", self.view / "data"
 
 
 def fill(disk: SmallDisk) -> None:
-    """Leave no room on a disk."""
+    """Fill a disk completely."""
     with (disk.view / "ballast").open("ab", buffering=0) as ballast:
         size = _FILL
         while size:

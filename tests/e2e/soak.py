@@ -1,12 +1,12 @@
-"""A soak: churn on 10,000 GPUs at full speed, and the memory of the service while it lasts.
+"""A soak test: churn on 10,000 GPUs at full speed, and the memory of the service.
 
     python -m tests.e2e.soak
 
-An hour of a busy cluster is taken to be 100 calls a second: 360,000 of them, which is what is done
-unless ``--operations`` says otherwise. First the cluster is filled; then every client ends an
-allocation and creates another, again and again, with needs, counts, leases and waits among them,
-while somebody follows the events and somebody scrapes the metrics. It fails when, after a warm-up,
-the service holds more memory in the last third than in the first third by more than the margin.
+An hour of a busy cluster is taken as 100 calls a second: 360,000 calls, the default of
+``--operations``. First the cluster is filled. Then every client repeatedly ends an allocation and
+creates another, with needs, counts, leases and waits among them, while one client follows the
+events and one scrapes the metrics. The test fails if, after a warm-up, the service's memory in the
+last third exceeds that in the first third by more than the margin.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ GPUS = 10_000
 NODE_GPUS = 100
 SETTINGS = ("limits.requests_per_second=1000000",)
 FULL = 0.9
-"""The part of all slices that is taken before it begins."""
+"""Share of all slices in use before the churn begins."""
 CLIENTS = 32
 SAMPLES = 60
 WARM_UP = 0.5
-"""The part of the operations after which memory should not grow any more: by then the cache of
-SQLite is full, and images of the state have been made."""
+"""Share of the operations after which memory must not grow: by then SQLite's cache is full, and
+snapshots of the state exist."""
 MARGIN_BYTES = 4 << 20
 MARGIN_PART = 0.03
 _PATIENCE = 120.0
@@ -48,7 +48,7 @@ _EXPECTED = frozenset({200, 201, 202, 409})
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """How things stood after so many operations."""
+    """Measurements after a number of operations."""
 
     operations: int
     seconds: float
@@ -64,7 +64,7 @@ class Sample:
 
 @dataclass
 class Soak:
-    """One soak and what came of it."""
+    """A soak run and its results."""
 
     server: Server
     operations: int = HOUR
@@ -77,24 +77,24 @@ class Soak:
 
     def __post_init__(self) -> None:
         self._rng = random.Random(self.seed)
-        self._living: list[str] = []
+        self._active: list[str] = []
         self._begun = 0
         self._done = 0
         self._events = 0
         self._scrapes = 0
         self._name = f"{self.seed}-{time.time_ns()}"
 
-    # What is measured
+    # Results
 
     @property
     def growth(self) -> int:
-        """By how much memory grew from the first third after the warm-up to the last."""
+        """Growth of memory from the first third after the warm-up to the last."""
         first, last = self._thirds()
         return max(sample.resident for sample in last) - max(sample.resident for sample in first)
 
     @property
     def margin(self) -> int:
-        """By how much it may."""
+        """Allowed growth."""
         first, _ = self._thirds()
         return max(MARGIN_BYTES, int(MARGIN_PART * max(sample.resident for sample in first)))
 
@@ -107,15 +107,15 @@ class Soak:
     def __str__(self) -> str:
         first = self.samples[-1]
         return (
-            f"{self.gpus:,} GPUs, {len(self._living):,} living, {first}; "
+            f"{self.gpus:,} GPUs, {len(self._active):,} active, {first}; "
             f"grew by {self.growth / 2**20:.1f} MiB of {self.margin / 2**20:.1f} MiB allowed; "
             f"{self._events:,} events followed, {self._scrapes} scrapes, {dict(self.statuses)}"
         )
 
-    # What is done
+    # Run
 
     async def run(self) -> None:
-        """Fill the cluster, then let it churn."""
+        """Fill the cluster, then run the churn."""
         self._furnish()
         await self._fill()
         over = asyncio.Event()
@@ -143,8 +143,8 @@ class Soak:
                 "model": model,
                 "gpus": min(NODE_GPUS, self.gpus - number),
             }
-            status, said = self.server.ask("POST", "/v1/nodes", body)
-            assert status == 201, said
+            status, content = self.server.ask("POST", "/v1/nodes", body)
+            assert status == 201, content
 
     async def _fill(self) -> None:
         wire = Wire(self.server.admin_token, _PATIENCE)
@@ -152,18 +152,18 @@ class Soak:
         while True:
             number += 1
             batch = [{"profile": self._rng.choice(_FILLING)} for _ in range(100)]
-            said = await self._ask(
+            content = await self._ask(
                 wire, "POST", "/v1/allocations/batch", {"allocations": batch}, f"fill-{number}"
             )
-            if "allocations" not in said:
-                break  # full, or as good as full
-            self._living += [one["id"] for one in said["allocations"]]
+            if "allocations" not in content:
+                break  # full, or almost full
+            self._active += [one["id"] for one in content["allocations"]]
             cluster = await self._ask(wire, "GET", "/v1/cluster")
             if cluster["free_slices"] <= (1 - FULL) * cluster["slices"]:
                 break
         wire.close()
         self.statuses.clear()
-        self.tell(f"{self.gpus:,} GPUs, {len(self._living):,} allocations to begin with")
+        self.tell(f"{self.gpus:,} GPUs, {len(self._active):,} allocations to begin with")
 
     def _profile(self) -> str:
         return self._rng.choices(list(PROFILES), list(PROFILES.values()))[0]
@@ -188,14 +188,14 @@ class Soak:
 
     async def _churn(self, client: int) -> None:
         wire = Wire(self.server.admin_token, _PATIENCE)
-        living, rng = self._living, self._rng
+        active, rng = self._active, self._rng
         created = released = 0
         while self._begun < self.operations:
             self._begun += 2
-            if living:
-                index = rng.randrange(len(living))
-                living[index], living[-1] = living[-1], living[index]
-                gone = living.pop()
+            if active:
+                index = rng.randrange(len(active))
+                active[index], active[-1] = active[-1], active[index]
+                gone = active.pop()
                 released += 1
                 await self._ask(
                     wire,
@@ -205,15 +205,15 @@ class Soak:
                 )
             self._done += 1
             created += 1
-            said = await self._ask(
+            content = await self._ask(
                 wire,
                 "POST",
                 "/v1/allocations",
                 self._terms(),
                 f"{self._name}-{client}-c{created}",
             )
-            if "id" in said:
-                living.append(said["id"])
+            if "id" in content:
+                active.append(content["id"])
             self._done += 1
         wire.close()
 
@@ -224,13 +224,13 @@ class Soak:
         reply = await wire.ask(self.server.address, method, path, data, key)
         self.statuses[f"{method} {reply.status}"] += 1
         assert reply.status in _EXPECTED, reply
-        said: dict[str, Any] = msgspec.json.decode(reply.body)
-        return said
+        content: dict[str, Any] = msgspec.json.decode(reply.body)
+        return content
 
-    # Those who look on
+    # Observers
 
     async def _watch(self, begun: float) -> None:
-        """Take a sample every so many operations."""
+        """Take a sample at fixed numbers of operations."""
         for number in range(1, SAMPLES + 1):
             target = self.operations * number // SAMPLES
             while self._done < min(target, self.operations):
@@ -269,7 +269,7 @@ class Soak:
 
 
 def main() -> int:
-    """Run a soak from the command line."""
+    """Run a soak test from the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--operations", type=int, default=HOUR)
     parser.add_argument("--gpus", type=int, default=GPUS)

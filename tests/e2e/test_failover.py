@@ -1,7 +1,7 @@
-"""Two processes on one PostgreSQL: one leads, the other takes over, and nobody is told two things.
+"""Two processes on one PostgreSQL: the standby takes over, and answers stay consistent.
 
-Leaders are killed, stopped in order, and paused until they have been replaced. The clients go on
-all the time and know both addresses. The process that follows is read from all the time.
+Leaders are killed, stopped cleanly, and paused until they have been replaced. Clients keep calling
+and know both addresses. The follower is read from all the time.
 """
 
 from __future__ import annotations
@@ -14,67 +14,67 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import msgspec
+from tests.e2e.call_log import LABEL
 from tests.e2e.conftest import Open, Tell
-from tests.e2e.load import Habits
-from tests.e2e.record import LABEL
+from tests.e2e.load import Behavior
+from tests.e2e.scenario import SETTINGS, Scenario, journal, run_clients, verified
 from tests.e2e.server import Server
-from tests.e2e.stage import SETTINGS, Stage, journal, perform, verified
-from tests.e2e.standing import living
+from tests.e2e.state_comparison import open_allocations
 from tests.e2e.wire import Reply, Wire
 from tests.postgres import the_server
 
-from slicewise.control.entries import Allocated, Queued
+from slicewise.journal.entries import Allocated, Queued
 
 LEASE = "lease.seconds=1"
 BETWEEN = 80
-"""Calls answered between two events."""
+"""Calls answered between two failovers."""
 BUSY_PAUSES, QUIET_PAUSES = 3, 4
-PLANTED = 6
-"""Writes that wait in a paused leader's ear until it wakes up."""
+PENDING_WRITES = 6
+"""Writes sent to a paused leader, which it reads after it resumes."""
 _LONG = 120.0
 
 
 @dataclass
 class Pair:
-    """Two processes, and which of them leads."""
+    """Two processes: the leader and the standby."""
 
-    stage: Stage
+    scenario: Scenario
     leader: Server
     standby: Server
     counts: Counter[str] = field(default_factory=Counter)
 
     def swap(self) -> None:
-        """The other one leads now."""
+        """Swap the roles."""
         self.leader, self.standby = self.standby, self.leader
 
 
 @asynccontextmanager
-async def _at_work(pair: Pair) -> AsyncIterator[None]:
-    stage = pair.stage
+async def _clients_running(pair: Pair) -> AsyncIterator[None]:
+    scenario = pair.scenario
     await asyncio.to_thread(pair.leader.start)
-    stage.furnish(pair.leader)
+    scenario.set_up(pair.leader)
     pair.leader.lent_token = pair.standby.lent_token = pair.leader.admin_token
     await asyncio.to_thread(pair.standby.launch)
     await asyncio.to_thread(pair.standby.wait_until_ready, "following")
-    stage.servers = [pair.leader, pair.standby]
-    stage.recruit(pair.leader)
+    scenario.servers = [pair.leader, pair.standby]
+    scenario.add_clients(pair.leader)
     halt = asyncio.Event()
-    show = asyncio.create_task(perform(stage, halt))
+    running = asyncio.create_task(run_clients(scenario, halt))
     try:
-        await _more_answers(stage)
+        await _more_answers(scenario)
         yield
     finally:
         halt.set()
-        await show
+        await running
 
 
-async def _more_answers(stage: Stage) -> None:
-    await stage.record.reach(stage.record.answers + BETWEEN)
+async def _more_answers(scenario: Scenario) -> None:
+    await scenario.call_log.wait_for_answers(scenario.call_log.answers + BETWEEN)
 
 
 @asynccontextmanager
-async def _read_all_the_time(pair: Pair, server: Server) -> AsyncIterator[None]:
-    """Whatever happens to the other one, this one tells what it knows, and never knows less."""
+async def _read_continuously(pair: Pair, server: Server) -> AsyncIterator[None]:
+    """Check that reads from this server keep working and never go back in time."""
     done = asyncio.Event()
 
     async def read() -> int:
@@ -98,32 +98,32 @@ async def _read_all_the_time(pair: Pair, server: Server) -> AsyncIterator[None]:
         pair.counts["reads of the standby"] += await reading
 
 
-async def _takes_over(pair: Pair, event: Callable[[], object], busy: bool = True) -> None:
-    """Something happens to the leader; the standby leads, and is read from all the while."""
-    async with _read_all_the_time(pair, pair.standby):
+async def _fail_over(pair: Pair, event: Callable[[], object], busy: bool = True) -> None:
+    """Run an event that ends the leader; the standby takes over and serves reads throughout."""
+    async with _read_continuously(pair, pair.standby):
         await asyncio.to_thread(event)
         await asyncio.to_thread(pair.standby.wait_until_ready, "leading")
         if busy:
-            await _more_answers(pair.stage)
+            await _more_answers(pair.scenario)
     pair.swap()
     pair.counts["takeovers"] += 1
 
 
-def _judge(pair: Pair) -> str:
-    stage = pair.stage
+def _check(pair: Pair) -> str:
+    scenario = pair.scenario
     pair.leader.wait_until_ready("leading")
-    stage.look(pair.leader)
-    _both_say_the_same(pair)
+    scenario.check_state(pair.leader)
+    _check_both_agree(pair)
     rows = verified(pair.leader)
-    verdict = stage.judge(pair.leader)
+    verdict = scenario.check_history(pair.leader)
     return f"{dict(pair.counts)}; {verdict}; {rows} rows verified"
 
 
-def _both_say_the_same(pair: Pair) -> None:
-    """The one that follows comes to say what the one that leads says."""
+def _check_both_agree(pair: Pair) -> None:
+    """Wait until the follower reports the same state as the leader."""
     while True:
-        allocations, cluster = living(pair.leader)
-        others, its = living(pair.standby)
+        allocations, cluster = open_allocations(pair.leader)
+        others, its = open_allocations(pair.standby)
         if its["seq"] == cluster["seq"]:
             assert others == allocations
             assert its["devices"] == cluster["devices"]
@@ -133,30 +133,30 @@ def _both_say_the_same(pair: Pair) -> None:
 def _pair(seed: int, open_server: Open, patience: float) -> Pair:
     database = the_server().database()
     settings = (*SETTINGS, LEASE)
-    stage = Stage(seed, habits=Habits(gives_up=0, patience=patience))
+    scenario = Scenario(seed, behavior=Behavior(gives_up=0, patience=patience))
     one, other = (open_server(name, database, settings) for name in ("one", "other"))
-    return Pair(stage, one, other)
+    return Pair(scenario, one, other)
 
 
-def test_a_leader_that_is_killed_or_stopped_is_replaced(
+def test_standby_takes_over_from_a_killed_or_stopped_leader(
     seed: int, open_server: Open, tell: Tell
 ) -> None:
     pair = _pair(seed, open_server, patience=5.0)
 
     async def go() -> None:
-        async with _at_work(pair):
+        async with _clients_running(pair):
             for how in ("kill", "stop", "kill"):
-                await _takes_over(pair, getattr(pair.leader, how))
+                await _fail_over(pair, getattr(pair.leader, how))
                 await asyncio.to_thread(pair.standby.launch)
                 await asyncio.to_thread(pair.standby.wait_until_ready, "following")
-                await _more_answers(pair.stage)
+                await _more_answers(pair.scenario)
 
     asyncio.run(go())
-    tell(f"leaders killed and stopped: {_judge(pair)}")
+    tell(f"leaders killed and stopped: {_check(pair)}")
     assert pair.counts["takeovers"] == 3
 
 
-def test_a_leader_that_was_paused_and_replaced_is_refused_and_follows(
+def test_a_resumed_stale_leader_is_fenced_and_follows(
     seed: int, open_server: Open, tell: Tell
 ) -> None:
     pair = _pair(seed, open_server, patience=1.0)
@@ -165,30 +165,30 @@ def test_a_leader_that_was_paused_and_replaced_is_refused_and_follows(
 
     async def pause(busy: bool) -> None:
         old = pair.leader
-        keys = [f"planted-{len(planted) + number}" for number in range(PLANTED)]
+        keys = [f"planted-{len(planted) + number}" for number in range(PENDING_WRITES)]
         planted.extend(keys)
         old.signal(signal.SIGSTOP)
-        writes = [asyncio.create_task(_plant(old, key)) for key in keys]
-        await _takes_over(pair, lambda: None, busy)
+        writes = [asyncio.create_task(_send_to_paused(old, key)) for key in keys]
+        await _fail_over(pair, lambda: None, busy)
         old.signal(signal.SIGCONT)
         for reply in await asyncio.gather(*writes):
             assert reply.status == 503, reply
             refusals[msgspec.json.decode(reply.body)["detail"].split(";")[0]] += 1
-        said = await asyncio.to_thread(old.wait_until_ready, "following")
-        assert said["leader"] == pair.leader.url
+        content = await asyncio.to_thread(old.wait_until_ready, "following")
+        assert content["leader"] == pair.leader.url
         if busy:
-            await _more_answers(pair.stage)
+            await _more_answers(pair.scenario)
 
     async def go() -> None:
-        async with _at_work(pair):
+        async with _clients_running(pair):
             for _ in range(BUSY_PAUSES):
                 await pause(busy=True)
-        # The new leader writes nothing now, so only the epoch tells that the old one is stale.
+        # The new leader writes nothing now, so only the epoch shows that the old one is stale.
         for _ in range(QUIET_PAUSES):
             await pause(busy=False)
 
     asyncio.run(go())
-    tell(f"leaders paused: {_judge(pair)}; the stale ones said {dict(refusals)}")
+    tell(f"leaders paused: {_check(pair)}; errors of stale leaders: {dict(refusals)}")
     assert pair.counts["takeovers"] == BUSY_PAUSES + QUIET_PAUSES
     assert refusals.total() == len(planted)
     made = {
@@ -199,8 +199,8 @@ def test_a_leader_that_was_paused_and_replaced_is_refused_and_follows(
     assert made.isdisjoint(planted)
 
 
-async def _plant(server: Server, key: str) -> Reply:
-    """Ask a paused leader for an instance: it will hear of it when it wakes up."""
+async def _send_to_paused(server: Server, key: str) -> Reply:
+    """Send an allocation request to a paused leader, which reads it after it resumes."""
     wire = Wire(server.admin_token, _LONG)
     body = {"profile": "1g.10gb", "tenant": "red", "labels": {LABEL: key}}
     try:

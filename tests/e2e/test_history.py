@@ -1,4 +1,4 @@
-"""A history of calm: the checker has nothing to say of it, and finds whatever is planted in it."""
+"""The history checker accepts a correct history, and detects every injected fault."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import pytest
+from tests.e2e.call_log import Call, Kind
 from tests.e2e.conftest import Tell
-from tests.e2e.history import Verdict, check
+from tests.e2e.history_checker import Verdict, check
 from tests.e2e.load import Operator
-from tests.e2e.record import Call, Kind
+from tests.e2e.scenario import SETTINGS, Scenario, journal, run_clients
 from tests.e2e.server import Server
-from tests.e2e.stage import SETTINGS, Stage, journal, perform
 
-from slicewise.control.entries import (
+from slicewise.control.state import State
+from slicewise.journal.entries import (
     Allocated,
     Cause,
     Ended,
@@ -29,7 +30,6 @@ from slicewise.control.entries import (
     Row,
     Served,
 )
-from slicewise.control.state import State
 
 ANSWERS = 900
 MORE = 30
@@ -39,7 +39,7 @@ E = TypeVar("E")
 
 
 class Scene(NamedTuple):
-    """What there is to be checked; each test has a copy it may spoil."""
+    """The journal and the calls of a history; each test gets a copy to modify."""
 
     rows: list[Row]
     calls: list[Call]
@@ -47,38 +47,38 @@ class Scene(NamedTuple):
     fresh_state: Callable[[], State]
 
     def check(self) -> Verdict:
-        """The verdict on it."""
+        """Run the checker."""
         return check(self.rows, self.calls, self.fresh_state, self.staff)
 
 
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    """Clients at work, an operator among them, and nothing goes wrong."""
+    """A history of clients and an operator without failures."""
     folder: Path = tmp_path_factory.mktemp("calm")
     server = Server(folder, settings=SETTINGS)
-    stage = Stage(7, servers=[server], operated=True)
+    scenario = Scenario(7, servers=[server], operated=True)
     try:
         server.start()
-        stage.furnish(server)
-        stage.recruit(server)
-        asyncio.run(_perform(stage, server))
-        assert not stage.record.surprises
-        yield Scene(journal(server), stage.record.calls, stage.staff, stage.fresh_state)
+        scenario.set_up(server)
+        scenario.add_clients(server)
+        asyncio.run(_run(scenario, server))
+        assert not scenario.call_log.unexpected
+        yield Scene(journal(server), scenario.call_log.calls, scenario.staff, scenario.fresh_state)
     finally:
         server.kill()
 
 
-async def _perform(stage: Stage, server: Server) -> None:
-    """Go on until everything has happened that can."""
-    [operator] = [client for client in stage.troop if isinstance(client, Operator)]
+async def _run(scenario: Scenario, server: Server) -> None:
+    """Run until every kind of entry has occurred."""
+    [operator] = [client for client in scenario.members if isinstance(client, Operator)]
     more = ANSWERS
     for _ in range(MORE):
         halt = asyncio.Event()
-        show = asyncio.create_task(perform(stage, halt))
-        await stage.record.reach(stage.record.answers + more)
+        running = asyncio.create_task(run_clients(scenario, halt))
+        await scenario.call_log.wait_for_answers(scenario.call_log.answers + more)
         halt.set()
-        await show
-        await operator.defragment()  # with nobody in its way what it plans is seldom too late
+        await running
+        await operator.defragment()  # without concurrent clients its plans are rarely stale
         kinds, ends = _variety(await asyncio.to_thread(journal, server))
         if kinds >= KINDS and ends >= ENDS:
             break
@@ -94,14 +94,14 @@ def _variety(rows: list[Row]) -> tuple[set[type], set[Cause | None]]:
 
 @pytest.fixture
 def scene(calm: Scene) -> Scene:
-    """A copy of the history, to be spoiled."""
+    """A copy of the history to modify."""
     return calm._replace(rows=list(calm.rows), calls=[copy(call) for call in calm.calls])
 
 
-def test_a_calm_history_is_clean(calm: Scene, tell: Tell) -> None:
+def test_a_correct_history_is_accepted(calm: Scene, tell: Tell) -> None:
     verdict = calm.check()
     tell(f"calm: {verdict}")
-    assert verdict.clean, verdict.complaints[:10]
+    assert verdict.clean, verdict.problems[:10]
     assert verdict.written + verdict.reads > 0.8 * len(calm.calls)
     assert verdict.refused > 50
     assert verdict.reads > 20
@@ -111,12 +111,12 @@ def test_a_calm_history_is_clean(calm: Scene, tell: Tell) -> None:
     assert ends == ENDS
 
 
-def test_calls_that_nobody_answered_may_have_happened_or_not(scene: Scene) -> None:
+def test_unanswered_calls_may_or_may_not_have_taken_effect(scene: Scene) -> None:
     last = {call.actor: call for call in scene.calls}
     for call in last.values():
         call.answered = None
     assert scene.check().clean
-    # One that did not happen at all is as good.
+    # A call that did not take effect at all is also consistent.
     never = next(c for c in last.values() if c.kind is Kind.CREATE)
     scene.calls.append(copy(never))
     scene.calls[-1].actor, scene.calls[-1].key = "nobody", "never"
@@ -124,20 +124,20 @@ def test_calls_that_nobody_answered_may_have_happened_or_not(scene: Scene) -> No
     assert scene.check().clean
 
 
-# What is planted. Each returns what the checker has to say of it.
+# The faults. Each returns the problem that the checker must report.
 
-Plant = Callable[[Scene], str]
+Fault = Callable[[Scene], str]
 
 
 def lost_allocation(scene: Scene) -> str:
-    """An allocation was answered, and the journal knows nothing of it."""
-    row, call = _placed(scene)
+    """An allocation was answered but is not in the journal."""
+    row, call = _placed_allocation(scene)
     _forget(scene, row)
-    return f"of call {call.key} was answered 201 and is lost"
+    return f"of call {call.key} was answered 201 but is lost"
 
 
 def lost_release(scene: Scene) -> str:
-    """A release was answered, and the journal knows nothing of it."""
+    """A release was answered but is not in the journal."""
     row = _last(scene, Ended, lambda entry: entry.allocation.cause is Cause.RELEASED)
     scene.rows.remove(row)
     _renumber(scene)
@@ -145,33 +145,33 @@ def lost_release(scene: Scene) -> str:
 
 
 def doubled_allocation(scene: Scene) -> str:
-    """A call was carried out twice."""
-    row, call = _placed(scene)
+    """A call took effect twice."""
+    row, call = _placed_allocation(scene)
     twin = msgspec.structs.replace(row.entry.allocation, id="atwin")
     _insert(scene, row, Allocated(twin))
-    return f"allocation atwin is a second one for call {call.key}"
+    return f"allocation atwin is the second one of call {call.key}"
 
 
-def doubled_after_no_answer(scene: Scene) -> str:
-    """Even a call that nobody answered happens once at most."""
-    row, call = _placed(scene)
+def doubled_unanswered_call(scene: Scene) -> str:
+    """An unanswered call took effect twice."""
+    row, call = _placed_allocation(scene)
     call.answered = None
     twin = msgspec.structs.replace(row.entry.allocation, id="atwin")
     _insert(scene, row, Allocated(twin))
-    return f"allocation atwin is a second one for call {call.key}"
+    return f"allocation atwin is the second one of call {call.key}"
 
 
 def ghost(scene: Scene) -> str:
-    """An allocation that nobody asked for."""
-    row, _ = _placed(scene)
+    """The journal has an allocation without a call."""
+    row, _ = _placed_allocation(scene)
     made_up = msgspec.structs.replace(row.entry.allocation, id="aghost", labels={"call": "boo"})
     _insert(scene, row, Allocated(made_up))
-    return "nobody asked for allocation aghost"
+    return "no call requested allocation aghost"
 
 
 def overlap(scene: Scene) -> str:
-    """Two allocations on the same slices."""
-    one, _ = _placed(scene)
+    """Two allocations hold the same slices."""
+    one, _ = _placed_allocation(scene)
     other: Any = next(
         row
         for row in scene.rows[one.seq :]
@@ -183,8 +183,8 @@ def overlap(scene: Scene) -> str:
 
 
 def overlap_in_answers(scene: Scene) -> str:
-    """Two clients were told the same place, whatever the journal says."""
-    _, one = _placed(scene)
+    """Two clients got the same placement, although the journal is correct."""
+    _, one = _placed_allocation(scene)
     other = next(
         call
         for call in scene.calls
@@ -193,43 +193,43 @@ def overlap_in_answers(scene: Scene) -> str:
         and call.answered is not None
         and one.answered is not None
         and call.answered > one.answered
-        and call.said()["ends_at"] is None
+        and call.decoded()["ends_at"] is None
     )
     for call in scene.calls:  # neither is ever released
-        if call.subject in (one.said()["id"], other.said()["id"]):
+        if call.subject in (one.decoded()["id"], other.decoded()["id"]):
             call.kind = Kind.GET
-    other.answer = msgspec.json.encode(other.said() | {"instances": one.said()["instances"]})
-    return f"by their answers, {one.said()['id']} and {other.said()['id']} both held"
+    other.answer = msgspec.json.encode(other.decoded() | {"instances": one.decoded()["instances"]})
+    return f"by their answers, {one.decoded()['id']} and {other.decoded()['id']} both held"
 
 
 def reordered_answer(scene: Scene) -> str:
-    """A call was answered before another was made, and comes after it in the journal."""
-    _, call = _placed(scene)
+    """A call was answered before another was made, but is later in the journal."""
+    _, call = _placed_allocation(scene)
     call.invoked, call.answered = -2, -1
     return f"call {call.key} was answered before call"
 
 
-def another_place(scene: Scene) -> str:
-    """The client was told another place than the one written down."""
-    _, call = _placed(scene)
-    said = call.said()
-    said["instances"][0]["gpu"] += 1
-    call.answer = msgspec.json.encode(said)
-    return f"call {call.key} was told another place than this"
+def another_placement(scene: Scene) -> str:
+    """The answer has another placement than the journal."""
+    _, call = _placed_allocation(scene)
+    content = call.decoded()
+    content["instances"][0]["gpu"] += 1
+    call.answer = msgspec.json.encode(content)
+    return f"call {call.key} got another placement"
 
 
 def another_choice(scene: Scene) -> str:
-    """A legal place, but not the one that the scheduler chooses."""
+    """The placement is legal, but not the scheduler's choice."""
     row: Any = next(row for row in scene.rows if isinstance(row.entry, Allocated))
     part = row.entry.allocation.parts[0]
     moved = msgspec.structs.replace(part, gpu=(part.gpu + 1) % 2)
     _replace(scene, row, _with_parts(row, (moved, *row.entry.allocation.parts[1:])))
-    return f"entry {row.seq}: decided again it is another one"
+    return f"entry {row.seq}: the replay differs"
 
 
-def refusal_without_need(scene: Scene) -> str:
-    """A request was refused although there was room."""
-    row, call = _placed(scene)
+def needless_rejection(scene: Scene) -> str:
+    """A request was rejected although there was room."""
+    row, call = _placed_allocation(scene)
     record = row.entry.allocation
     detail = "no GPU has enough free"
     _forget(scene, row, keep=True)
@@ -237,26 +237,26 @@ def refusal_without_need(scene: Scene) -> str:
     _replace(scene, scene.rows[row.seq - 1], refusal)
     call.status = 409
     call.answer = msgspec.json.encode({"reason": "capacity", "detail": detail})
-    return f"entry {row.seq}: decided again it is another one"
+    return f"entry {row.seq}: the replay differs"
 
 
-def refusal_for_another_reason(scene: Scene) -> str:
-    """A client was told another reason than the one written down."""
+def rejection_with_another_reason(scene: Scene) -> str:
+    """The answer has another reason than the journal."""
     call = next(call for call in scene.calls if call.status == 409 and call.kind is Kind.CREATE)
-    call.answer = msgspec.json.encode(call.said() | {"reason": "weather"})
-    return f"call {call.key} was told another reason"
+    call.answer = msgspec.json.encode(call.decoded() | {"reason": "weather"})
+    return f"call {call.key} got another reason"
 
 
-def refusal_unwritten(scene: Scene) -> str:
-    """A refusal that the journal does not know."""
+def unwritten_rejection(scene: Scene) -> str:
+    """A rejection is not in the journal."""
     row = _last(scene, Rejected, lambda entry: True)
     scene.rows.remove(row)
     _renumber(scene)
-    return "was refused, and no entry tells of it"
+    return "was rejected, but has no entry"
 
 
 def queue_not_served(scene: Scene) -> str:
-    """Room appeared, and the one who waited was left waiting."""
+    """Slices became free, but the queue was not served."""
     row = _last(scene, Served, lambda entry: True)
     identity = row.entry.allocation
     scene.rows[:] = [
@@ -266,11 +266,11 @@ def queue_not_served(scene: Scene) -> str:
         and not (isinstance(other.entry, Ended) and other.entry.allocation.id == identity)
     ]
     _renumber(scene)
-    return f"entry {row.seq}: decided again"
+    return f"entry {row.seq}: the replay"
 
 
-def lease_that_never_ends(scene: Scene) -> str:
-    """A lease is over, and the allocation is still there."""
+def expired_lease_not_ended(scene: Scene) -> str:
+    """A lease has expired, but the allocation has not ended."""
     row = next(
         row
         for row in scene.rows
@@ -278,119 +278,121 @@ def lease_that_never_ends(scene: Scene) -> str:
     )
     scene.rows.remove(row)
     _renumber(scene)
-    return f"entry {row.seq}: decided again it is another one"
+    return f"entry {row.seq}: the replay differs"
 
 
-def release_nobody_asked_for(scene: Scene) -> str:
-    """An allocation was released, and no client did it."""
+def release_without_call(scene: Scene) -> str:
+    """An allocation was released without a call."""
     row = _last(scene, Ended, lambda entry: entry.allocation.cause is Cause.RELEASED)
     identity = row.entry.allocation.id
     scene.calls[:] = [call for call in scene.calls if call.subject != identity]
-    return f"nobody asked for the release of {identity}"
+    return f"no call requested the release of {identity}"
 
 
-def turn_lost(scene: Scene) -> str:
-    """A node was cordoned, and the journal does not know."""
+def lost_cordon(scene: Scene) -> str:
+    """A cordon was answered but is not in the journal."""
     row = _last(scene, NodeTurned, lambda entry: True)
     scene.rows.remove(row)
     _renumber(scene)
-    return f"and no entry tells that {row.entry.node} was turned"
+    return f"but no entry changes the phase of {row.entry.node}"
 
 
-def move_lost(scene: Scene) -> str:
-    """Instances were moved, and the journal does not know."""
+def lost_move(scene: Scene) -> str:
+    """Moves were answered but are not in the journal."""
     row = _last(scene, Moved, lambda entry: True)
     scene.rows.remove(row)
     _renumber(scene)
-    return f"was answered, and {{'allocation': '{row.entry.allocation}'"
+    return f"was answered, but {{'allocation': '{row.entry.allocation}'"
 
 
 def move_elsewhere(scene: Scene) -> str:
-    """An instance was moved to where nobody wanted it."""
+    """An instance was moved to a placement that was not requested."""
     row = _last(scene, Moved, lambda entry: True)
     part = msgspec.structs.replace(row.entry.part, gpu=row.entry.part.gpu + 1)
     _replace(scene, row, msgspec.structs.replace(row.entry, part=part))
-    return f"entry {row.seq}: nobody asked for the move of"
+    return f"entry {row.seq}: no call requested the move of"
 
 
 def stale_read(scene: Scene) -> str:
-    """A client saw less than had been answered when it asked."""
+    """A read returned a state older than an earlier answer."""
     call = [call for call in scene.calls if call.kind is Kind.CLUSTER][-1]
     old = next(call for call in scene.calls if call.kind is Kind.CLUSTER)
     call.answer = old.answer
-    return f"and saw entry {old.said()['seq']}"
+    return f"but saw entry {old.decoded()['seq']}"
 
 
 def read_ahead(scene: Scene) -> str:
-    """A client saw what nobody had asked for yet."""
+    """A read returned effects of a later call."""
     old = next(call for call in scene.calls if call.kind is Kind.CLUSTER)
     call = [call for call in scene.calls if call.kind is Kind.CLUSTER][-1]
     old.answer = call.answer
-    return f"and saw entry {call.said()['seq']}"
+    return f"but saw entry {call.decoded()['seq']}"
 
 
 def wrong_read(scene: Scene) -> str:
-    """A client was told of an instance more than there was."""
+    """A read of the cluster counted one instance too many."""
     call = next(call for call in scene.calls if call.kind is Kind.CLUSTER)
-    call.answer = msgspec.json.encode(call.said() | {"instances": call.said()["instances"] + 1})
-    return f"of entry {call.said()['seq']}, which was"
+    call.answer = msgspec.json.encode(
+        call.decoded() | {"instances": call.decoded()["instances"] + 1}
+    )
+    return f"for entry {call.decoded()['seq']}, which was"
 
 
-def wrong_look(scene: Scene) -> str:
-    """A client was told that an allocation is what it never was."""
+def wrong_allocation_state(scene: Scene) -> str:
+    """A read of an allocation returned a state that it never had."""
     call = next(call for call in scene.calls if call.kind is Kind.GET)
-    call.answer = msgspec.json.encode(call.said() | {"state": "lost"})
-    return f"was told that {call.subject} is lost"
+    call.answer = msgspec.json.encode(call.decoded() | {"state": "lost"})
+    return f"got state lost of {call.subject}"
 
 
 def gap(scene: Scene) -> str:
     """An entry is missing."""
     del scene.rows[100]
-    return "the journal has entry 102 in place of 101"
+    return "the journal has entry 102 instead of 101"
 
 
-PLANTS: tuple[Plant, ...] = (
+FAULTS: tuple[Fault, ...] = (
     lost_allocation,
     lost_release,
     doubled_allocation,
-    doubled_after_no_answer,
+    doubled_unanswered_call,
     ghost,
     overlap,
     overlap_in_answers,
     reordered_answer,
-    another_place,
+    another_placement,
     another_choice,
-    refusal_without_need,
-    refusal_for_another_reason,
-    refusal_unwritten,
+    needless_rejection,
+    rejection_with_another_reason,
+    unwritten_rejection,
     queue_not_served,
-    lease_that_never_ends,
-    release_nobody_asked_for,
-    turn_lost,
-    move_lost,
+    expired_lease_not_ended,
+    release_without_call,
+    lost_cordon,
+    lost_move,
     move_elsewhere,
     stale_read,
     read_ahead,
     wrong_read,
-    wrong_look,
+    wrong_allocation_state,
     gap,
 )
 
 
-@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
-def test_what_is_planted_is_found(plant: Plant, scene: Scene) -> None:
-    expected = plant(scene)
-    complaints = scene.check().complaints
-    assert any(expected in complaint for complaint in complaints), (expected, complaints[:10])
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_injected_faults_are_detected(fault: Fault, scene: Scene) -> None:
+    expected = fault(scene)
+    problems = scene.check().problems
+    assert any(expected in complaint for complaint in problems), (expected, problems[:10])
 
 
-# How it is planted
+# Helpers of the faults
 
 
-def _placed(scene: Scene) -> tuple[Any, Call]:
-    """A placed allocation of one instance, without a lease, and the call that made it.
+def _placed_allocation(scene: Scene) -> tuple[Any, Call]:
+    """Return a placed allocation of one instance, without a lease, and its call.
 
-    Its client had no refusal before, so that one can be planted.
+    The client had no rejection before, so one can be injected.
     """
     calls = {call.key: call for call in scene.calls}
     refused: set[str] = set()
@@ -410,7 +412,7 @@ def _last(scene: Scene, kind: type[E], fits: Callable[[E], bool]) -> Any:
 
 
 def _forget(scene: Scene, row: Any, keep: bool = False) -> None:
-    """Let the journal know nothing of an allocation; ``keep`` leaves the row that made it."""
+    """Remove an allocation from the journal; with ``keep``, except for the row that created it."""
     identity = row.entry.allocation.id
     scene.rows[:] = [
         other

@@ -1,4 +1,5 @@
-"""A short soak: memory stays flat under churn on 10,000 GPUs. `tests.e2e.soak` is the long one."""
+"""A short soak test: memory stays flat under churn on 10,000 GPUs. `tests.e2e.soak` is the long
+one."""
 
 from __future__ import annotations
 
@@ -6,18 +7,18 @@ import asyncio
 from pathlib import Path
 
 from tests.e2e.conftest import Open, Tell
+from tests.e2e.scenario import verified
 from tests.e2e.server import Server
 from tests.e2e.soak import SAMPLES, SETTINGS, Sample, Soak
-from tests.e2e.stage import verified
 from tests.postgres import the_server
 
 OPERATIONS = 9_000
 WARM_UP = 0.25
-"""There is no cache to be filled in the process, and no image to be made."""
+"""The store in memory has no cache to fill and writes no snapshots."""
 
 
 def test_memory_stays_flat_under_churn(open_server: Open, tell: Tell) -> None:
-    # SQLite would fill its cache first, which takes longer than this test may.
+    # SQLite would have to fill its cache first, which takes too long here.
     server = open_server("server", the_server().database(), SETTINGS)
     server.start()
     soak = Soak(server, OPERATIONS, tell=lambda line: None, warm_up=WARM_UP)
@@ -28,7 +29,7 @@ def test_memory_stays_flat_under_churn(open_server: Open, tell: Tell) -> None:
     assert server.stop() == 0
 
 
-def test_memory_that_grows_is_noticed(tmp_path: Path) -> None:
+def test_a_memory_leak_is_detected(tmp_path: Path) -> None:
     def soak(leak: int) -> Soak:
         made = Soak(Server(tmp_path), OPERATIONS, warm_up=WARM_UP)
         steps = [OPERATIONS * number // SAMPLES for number in range(1, SAMPLES + 1)]

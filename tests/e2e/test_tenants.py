@@ -1,8 +1,8 @@
-"""Two tenants and every route: neither ever sees or touches what is the other's.
+"""Two tenants and every route: neither ever sees or changes the other's data.
 
-A state machine lets two rivals, each with a token that may write and one that may only look, do
-whatever comes to mind, while an operator turns nodes and quotas around them. `Arena.ask` checks
-every single answer. The routes come from the service's own table: a new one is in here at once.
+A state machine runs random actions of two tenants, each with a read-write and a read-only token,
+while an operator changes nodes and quotas. `Arena.ask` checks every answer. The routes come from
+the service's own table, so new ones are included automatically.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
-from tests.e2e.rivals import (
+from tests.e2e.tenant_isolation import (
     BY_NAME,
     OWN,
     PROFILES,
@@ -36,23 +36,25 @@ from tests.e2e.rivals import (
 
 from slicewise.control import views
 from slicewise.control.commands import Release
-from slicewise.control.entries import Role
 from slicewise.control.ports import Key, Store
-from slicewise.service import allocations, events, listing, site
-from slicewise.service.auth import Caller
-from slicewise.service.routes import Route
-from slicewise.service.table import ROUTES
+from slicewise.journal.entries import Role
+from slicewise.server import context as site
+from slicewise.server.app import Route
+from slicewise.server.auth import Caller
+from slicewise.server.routes import allocations, events, listing
+from slicewise.server.routes.table import ROUTES
 from slicewise.store import open_store
 
 EXAMPLES = int(os.environ.get("SLICEWISE_TENANT_EXAMPLES", "12"))
-"""How often the machine is run; more of it finds more."""
+"""Number of runs of the state machine."""
 LOOKERS = (Role.TENANT, Role.READ_ONLY)
 ASKED = [route for route in ROUTES if route.name not in STREAMS]
 PAGED = [r for r in ASKED if r.query is not None and "cursor" in r.query.__struct_fields__]
 
 
-def furnish(arena: Arena) -> None:
-    """Let each rival have something of everything: placed, ended, waiting, cancelled, a key."""
+def set_up(arena: Arena) -> None:
+    """Give each tenant one of everything: placed, ended, waiting and cancelled allocations, and a
+    key."""
     first: tuple[dict[str, Any], ...] = (
         {"profile": "1g.10gb"},
         {"profile": "1g.10gb", "lease_seconds": 500},
@@ -68,7 +70,7 @@ def furnish(arena: Arena) -> None:
 
 
 def create(arena: Arena, rival: Rival, terms: dict[str, Any], key: str | None = None) -> Answer:
-    """Create an allocation with a label that nobody else has."""
+    """Create an allocation with a unique label."""
     label = f"label-of-{rival.name}-{len(rival.private)}"
     rival.private[label] = None
     body = terms | {"labels": {"team": label}}
@@ -77,14 +79,14 @@ def create(arena: Arena, rival: Rival, terms: dict[str, Any], key: str | None = 
 
 
 def release(arena: Arena, rival: Rival, identity: str, key: str | None = None) -> Answer:
-    """Release an allocation, or try to."""
+    """Try to release an allocation."""
     route = BY_NAME["releaseAllocation"]
     return arena.ask(rival, Role.TENANT, Asked(route, f"/v1/allocations/{identity}", key=key))
 
 
 def belongings(arena: Arena, rival: Rival) -> list[str]:
-    """One thing of every kind that is a rival's."""
-    state = arena.house.service.plant.state
+    """Return one thing of every kind that a tenant owns."""
+    state = arena.harness.service.runtime.state
     kinds: dict[str, str] = {"name": rival.name}
     for identity in rival.ids:
         record = state.allocations.get(identity)
@@ -95,7 +97,7 @@ def belongings(arena: Arena, rival: Rival) -> list[str]:
 
 
 def sweep(arena: Arena, rival: Rival, role: Role) -> None:
-    """Ask for something of the other's by every route, in every place where it could stand."""
+    """Request the other tenant's things on every route, in every position."""
     for what in belongings(arena, arena.other(rival)):
         for route in ASKED:
             for asked in ways_to_ask(route, what, rival.name):
@@ -103,8 +105,8 @@ def sweep(arena: Arena, rival: Rival, role: Role) -> None:
     arena.follow(rival, role, 0)
 
 
-def look_at_own(arena: Arena, rival: Rival, role: Role) -> None:
-    """A rival does see what is its own, all of it."""
+def read_own(arena: Arena, rival: Rival, role: Role) -> None:
+    """Check that a tenant sees all of its own data."""
     held = arena.holdings(rival).allocations
     route = BY_NAME["listAllocations"]
     page = arena.ask(rival, role, Asked(route, route.path, "limit=1000")).json
@@ -132,8 +134,8 @@ def look_at_own(arena: Arena, rival: Rival, role: Role) -> None:
     assert (view["usage"]["instances"], view["usage"]["waiting"]) == (instances, len(waiting))
 
 
-class Rivalry(RuleBasedStateMachine):
-    """Two tenants, who do whatever comes to mind."""
+class TenantMachine(RuleBasedStateMachine):
+    """Random actions of two tenants, on a store in memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,11 +145,11 @@ class Rivalry(RuleBasedStateMachine):
         self.arena = Arena(folder, self.kept)
 
     def open(self, folder: Path) -> Store | None:
-        """Where everything is kept: in memory."""
+        """Open the store."""
         return None
 
     def teardown(self) -> None:
-        """End the service."""
+        """Stop the service."""
         self.arena.close()
         if self.kept is not None:
             self.kept.close()
@@ -155,8 +157,8 @@ class Rivalry(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        """Let everybody have something to lose."""
-        furnish(self.arena)
+        """Give both tenants something to protect."""
+        set_up(self.arena)
 
     who = st.integers(0, 1)
     role = st.sampled_from(LOOKERS)
@@ -181,33 +183,33 @@ class Rivalry(RuleBasedStateMachine):
         lease: int | None,
         key: str | None,
     ) -> None:
-        """Ask for room; a key may be one that the other uses as well, or that was used before."""
+        """Create an allocation; the key may be used already, also by the other tenant."""
         rival = self.arena.rivals[who]
         terms = {"profile": profile, "count": count, "wait_seconds": wait, "priority": priority}
         create(self.arena, rival, terms | ({"lease_seconds": lease} if lease else {}), key)
 
     @rule(who=who, key=keys)
     def create_again(self, who: int, key: str) -> None:
-        """Send the same again."""
+        """Repeat a request."""
         rival = self.arena.rivals[who]
         if key in rival.kept:
             self.arena.ask(rival, Role.TENANT, rival.kept[key][0])
 
     @rule(who=who, key=keys)
-    def send_what_the_other_sent(self, who: int, key: str) -> None:
-        """The other's request to the byte, with the other's key."""
+    def copy_foreign_request(self, who: int, key: str) -> None:
+        """Send the other tenant's exact request with its key."""
         rival = self.arena.rivals[who]
         other = self.arena.other(rival)
         if key in other.kept:
             asked = other.kept[key][0]
             for text in [text for text in other.private if text in asked.text()]:
                 if text.startswith("label-of"):
-                    del other.private[text]  # from here on it is a label of both
+                    del other.private[text]  # now both have this label
             self.arena.ask(rival, Role.TENANT, asked)
 
     @rule(who=who, profiles=st.lists(st.sampled_from(PROFILES), min_size=1, max_size=3), key=keys)
     def create_batch(self, who: int, profiles: list[str], key: str | None) -> None:
-        """Ask for several at once."""
+        """Create several allocations at once."""
         route = BY_NAME["createAllocations"]
         body = {"allocations": [{"profile": profile} for profile in profiles]}
         asked = Asked(route, route.path, body=body, key=key)
@@ -215,14 +217,14 @@ class Rivalry(RuleBasedStateMachine):
 
     @rule(who=who, key=keys, data=st.data())
     def release_own(self, who: int, key: str | None, data: st.DataObject) -> None:
-        """Release what is its own, living or not."""
+        """Release an own allocation, ended or not."""
         rival = self.arena.rivals[who]
         own = [identity for identity in rival.ids if identity.startswith("a")]
         release(self.arena, rival, data.draw(st.sampled_from(own)), key)
 
     @rule(who=who, role=role, data=st.data())
-    def ask_about_the_others(self, who: int, role: Role, data: st.DataObject) -> None:
-        """Ask by any route about anything of the other's."""
+    def request_foreign(self, who: int, role: Role, data: st.DataObject) -> None:
+        """Request anything of the other tenant on any route."""
         rival = self.arena.rivals[who]
         what = data.draw(st.sampled_from(list(self.arena.other(rival).private)))
         route = BY_NAME[data.draw(st.sampled_from([route.name for route in ASKED]))]
@@ -230,8 +232,8 @@ class Rivalry(RuleBasedStateMachine):
         self.arena.ask_about(rival, role, asked, what)
 
     @rule(who=who, role=role, data=st.data())
-    def look_around(self, who: int, role: Role, data: st.DataObject) -> None:
-        """Ask by any route that only looks, with any parameters, own and others' mixed."""
+    def read_anything(self, who: int, role: Role, data: st.DataObject) -> None:
+        """Call any reading route with any mix of own and foreign parameters."""
         rival = self.arena.rivals[who]
         words = [*rival.private, *self.arena.other(rival).private, *PROFILES, "n1", "n2"]
         words += ["queued", "placed", "released", "cancelled", "true", "1", "2", "A100-80GB"]
@@ -245,7 +247,7 @@ class Rivalry(RuleBasedStateMachine):
 
     @rule(who=who, role=role, state=st.sampled_from(["", "&state=released", "&state=cancelled"]))
     def steal_a_cursor(self, who: int, role: Role, state: str) -> None:
-        """Go on where a page of the other's, or of the operator's, ended."""
+        """Continue from a cursor of the other tenant or of the operator."""
         arena, rival = self.arena, self.arena.rivals[who]
         theirs = arena.other(rival)
         cursors = set()
@@ -263,59 +265,59 @@ class Rivalry(RuleBasedStateMachine):
 
     @rule(who=who, role=role, back=st.integers(0, 60), resumed=st.booleans())
     def follow(self, who: int, role: Role, back: int, resumed: bool) -> None:
-        """Read the stream of events, from anywhere."""
-        seq = self.arena.house.service.plant.replica.seq
+        """Read the event stream from any position."""
+        seq = self.arena.harness.service.runtime.replica.seq
         self.arena.follow(self.arena.rivals[who], role, max(0, seq - back), resumed)
 
     @rule(who=who, role=role)
-    def look_at_own(self, who: int, role: Role) -> None:
-        """See all that is its own."""
-        look_at_own(self.arena, self.arena.rivals[who], role)
+    def read_own(self, who: int, role: Role) -> None:
+        """Check that a tenant sees all of its own data."""
+        read_own(self.arena, self.arena.rivals[who], role)
 
     @rule(who=who, role=role)
     def sweep(self, who: int, role: Role) -> None:
-        """Try everything."""
+        """Request the other tenant's things on every route."""
         sweep(self.arena, self.arena.rivals[who], role)
 
-    # The operator
+    # Operator
 
     @rule(seconds=st.sampled_from([1, 45, 600]))
-    def pass_time(self, seconds: int) -> None:
-        """Leases end and waits are over; the writer looks at the clock when it is asked something.
+    def expire(self, seconds: int) -> None:
+        """Advance the clock: leases and waits expire when the next command is handled.
 
-        So it is asked here: what ends now is nobody's doing.
+        The command is sent here, so what ends now is not attributed to a tenant.
         """
-        self.arena.house.clock.now += seconds
+        self.arena.harness.clock.now += seconds
         self.arena.staff(404, "POST", "/v1/nodes/nowhere/cordon")
 
     @rule(node=st.sampled_from(["n1", "n2"]), turn=st.sampled_from(["cordon", "uncordon", "drain"]))
-    def turn_node(self, node: str, turn: str) -> None:
-        """Nodes come and go."""
+    def change_node(self, node: str, turn: str) -> None:
+        """Cordon, uncordon or drain a node."""
         body = {"evict": True} if turn == "drain" else None
         self.arena.staff(200, "POST", f"/v1/nodes/{node}/{turn}", body)
 
     @rule(who=who, instances=st.sampled_from([None, 3, 100]))
     def change_quota(self, who: int, instances: int | None) -> None:
-        """A quota becomes tighter or wider."""
+        """Change a quota."""
         body = {"quota": {"instances": instances, "max_priority": 1 if instances == 3 else None}}
         self.arena.staff(200, "PATCH", f"/v1/tenants/{self.arena.rivals[who].name}", body)
 
     @rule(who=who, profile=st.sampled_from(PROFILES))
     def create_for(self, who: int, profile: str) -> None:
-        """The operator asks for room in a rival's name."""
+        """Create an allocation for a tenant, as the operator."""
         body = {"profile": profile, "tenant": self.arena.rivals[who].name}
         self.arena.staff(None, "POST", "/v1/allocations", body)
 
     @rule()
     def defragment(self) -> None:
-        """The operator moves instances about."""
+        """Move instances, as the operator."""
         plan = self.arena.staff(200, "GET", "/v1/defrag/plan?budget=4").json
         if plan["moves"]:
             self.arena.staff(200, "POST", "/v1/defrag", {"moves": plan["moves"]})
 
     @rule(who=who, role=role)
     def renew_token(self, who: int, role: Role) -> None:
-        """A token is revoked, and another issued in its place."""
+        """Revoke a token and issue another."""
         rival = self.arena.rivals[who]
         route = BY_NAME["whoami"]
         own = self.arena.ask(rival, role, Asked(route, route.path)).json
@@ -326,52 +328,52 @@ class Rivalry(RuleBasedStateMachine):
         rival.private[made["token"]] = None
 
 
-class RivalryOnSqlite(Rivalry):
-    """The same on a database."""
+class TenantMachineOnSqlite(TenantMachine):
+    """The same on SQLite."""
 
     def open(self, folder: Path) -> Store | None:
-        """Where everything is kept."""
+        """Open the store."""
         return open_store(folder)
 
 
-def run(machine: type[Rivalry], examples: int, **options: Any) -> None:
-    """Run a machine so many times."""
+def run(machine: type[TenantMachine], examples: int, **options: Any) -> None:
+    """Run a state machine."""
     options.setdefault("phases", [Phase.reuse, Phase.generate, Phase.shrink])
     options.setdefault("stateful_step_count", 40)
     chosen = settings(max_examples=examples, deadline=None, **options)
     run_state_machine_as_test(machine, settings=chosen)
 
 
-def test_neither_sees_or_touches_the_others_things() -> None:
-    run(Rivalry, EXAMPLES)
+def test_tenants_are_isolated() -> None:
+    run(TenantMachine, EXAMPLES)
 
 
-def test_nor_on_a_database() -> None:
-    run(RivalryOnSqlite, max(2, EXAMPLES // 10))
+def test_tenants_are_isolated_on_sqlite() -> None:
+    run(TenantMachineOnSqlite, max(2, EXAMPLES // 10))
 
 
-# Every route, and everybody, once at least
+# Systematic checks
 
 
 @pytest.fixture
 def arena(tmp_path: Path) -> Iterator[Arena]:
-    """Two rivals who have something of everything."""
+    """Two tenants with one of everything."""
     made = Arena(tmp_path)
-    furnish(made)
+    set_up(made)
     yield made
     made.close()
 
 
-def test_every_route_and_every_place(arena: Arena) -> None:
+def test_foreign_ids_on_every_route_in_every_position(arena: Arena) -> None:
     for rival in arena.rivals:
         for role in LOOKERS:
-            look_at_own(arena, rival, role)
+            read_own(arena, rival, role)
             sweep(arena, rival, role)
     assert arena.asked > 100 * len(ROUTES)
 
 
-def test_there_is_a_body_for_every_route() -> None:
-    """What a body may say is all in a template, or another's id was not put there."""
+def test_every_request_body_has_a_complete_template() -> None:
+    """The templates must cover every field of a body, or foreign ids are not tried there."""
     bodies = {route.body for route in ROUTES if route.body is not None}
     assert bodies == set(TEMPLATES)
     for kind, templates in TEMPLATES.items():
@@ -382,11 +384,11 @@ def test_there_is_a_body_for_every_route() -> None:
     assert OWN in str(TEMPLATES)
 
 
-def test_whatever_does_not_end_is_followed() -> None:
+def test_every_streaming_route_is_followed() -> None:
     assert {"followEvents"} == STREAMS
 
 
-# The test can fail
+# Mutations: the tests detect leaks
 
 
 def _sees(self: Caller, tenant: str) -> bool:
@@ -401,8 +403,10 @@ def _release(allocation: str, tenant: str | None = None) -> Release:
     return Release(allocation)
 
 
-async def _ended(site: Any, query: Any, own: str, chosen: Any, limit: int) -> Any:
-    rows = site.plant.store.history(before=None, limit=limit, kinds=("ended",))
+async def _ended(
+    context: Any, request: Any, query: Any, tenant: Any, matches: Any, limit: int
+) -> Any:
+    rows = context.runtime.store.history(before=None, limit=limit, kinds=("ended",))
     return [row.entry.allocation for row in rows], None
 
 
@@ -411,15 +415,15 @@ def _event(*_: object) -> bool:
 
 
 MUTATIONS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "everybody sees everything": lambda p: p.setattr(Caller, "sees", _sees),
+    "every caller sees everything": lambda p: p.setattr(Caller, "sees", _sees),
     "keys are shared": lambda p: p.setattr(site, "Key", _key),
-    "a release does not ask whose": lambda p: p.setattr(allocations, "Release", _release),
-    "nobody knows whose a token is": lambda p: p.setattr(Caller, "tenant", None),
-    "pages ask the store for everybody's": lambda p: p.setattr(listing, "_ended", _ended),
-    "events go to everybody": lambda p: p.setattr(events, "_sees", _event),
-    "events name who did it": lambda p: p.setattr(views, "SERVICE_ACTORS", _Anything()),
-    "anybody may speak for anybody": lambda p: p.setattr(
-        Caller, "acts_for", lambda self, named: named or self.token.tenant
+    "a release does not check the tenant": lambda p: p.setattr(allocations, "Release", _release),
+    "tokens have no tenant": lambda p: p.setattr(Caller, "tenant", None),
+    "pages are not filtered by tenant": lambda p: p.setattr(listing, "_ended", _ended),
+    "events are not filtered by tenant": lambda p: p.setattr(events, "_sees", _event),
+    "events name the actor": lambda p: p.setattr(views, "SERVICE_ACTORS", _Anything()),
+    "any caller may act for any tenant": lambda p: p.setattr(
+        Caller, "acts_for", lambda self, named: named or self.token.tenant.name
     ),
 }
 
@@ -430,11 +434,11 @@ class _Anything:
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS)
-def test_a_service_that_leaks_is_found_out(monkeypatch: pytest.MonkeyPatch, mutation: str) -> None:
+def test_injected_leaks_are_detected(monkeypatch: pytest.MonkeyPatch, mutation: str) -> None:
     MUTATIONS[mutation](monkeypatch)
     with pytest.raises(AssertionError):
         run(
-            Rivalry,
+            TenantMachine,
             200,
             phases=[Phase.generate],
             stateful_step_count=10,
@@ -443,15 +447,15 @@ def test_a_service_that_leaks_is_found_out(monkeypatch: pytest.MonkeyPatch, muta
         )
 
 
-def test_a_new_route_is_asked_by_itself(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A route that nobody has told this test about, and that tells everybody everything."""
+def test_a_new_route_is_tested_automatically(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A route added later, which returns everything to everyone, is tested automatically."""
     told = BY_NAME["listTokens"]
     new = Route(
         "GET", "/v1/everything/{name}", "everything", "Everything", told.handler,
         frozenset(Role), told.answers, query=told.query,
     )  # fmt: skip
     monkeypatch.setattr(
-        arena.house.service.app, "router", type(arena.house.service.app.router)([*ROUTES, new])
+        arena.harness.service.app, "router", type(arena.harness.service.app.router)([*ROUTES, new])
     )
     monkeypatch.setitem(globals(), "ASKED", [*ASKED, new])
     with pytest.raises(LeakError):

@@ -1,6 +1,6 @@
-"""One client's connections, as plain HTTP/1.1: what was sent and what came back, and nothing else.
+"""The connections of one client, as plain HTTP/1.1 without retries or a pool.
 
-A library that sends again by itself, or keeps a pool, would hide what these tests are about.
+A library that retries on its own would hide what these tests check.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from tests.e2e.server import Address
 
 
 class LostError(Exception):
-    """The connection broke, or nothing came for too long: the call may have been carried out."""
+    """Raised when a connection breaks or times out: the outcome of the call is unknown."""
 
 
 class Reply(NamedTuple):
-    """What came back."""
+    """An HTTP response."""
 
     status: int
     headers: dict[str, str]
@@ -27,7 +27,7 @@ _Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Wire:
-    """Keeps a connection to every server it has asked, and opens another when one is lost."""
+    """Keeps a connection to every server it has used, and reconnects after a loss."""
 
     def __init__(self, secret: str, patience: float) -> None:
         self._secret = secret
@@ -37,7 +37,7 @@ class Wire:
     async def ask(
         self, server: Address, method: str, path: str, body: bytes = b"", key: str | None = None
     ) -> Reply:
-        """Send a request and wait for its answer, for so long."""
+        """Send a request and wait for the response."""
         lines = [
             f"{method} {path} HTTP/1.1",
             "host: {}:{}".format(*server),
@@ -57,7 +57,7 @@ class Wire:
             self._drop(server)
             raise LostError(type(error).__name__) from error
         except BaseException:
-            self._drop(server)  # whatever comes on it now would answer another question
+            self._drop(server)  # a late response must not answer the next request
             raise
         if reply.headers.get("connection") == "close":
             self._drop(server)
@@ -75,7 +75,7 @@ class Wire:
             stream[1].transport.abort()
 
     def close(self) -> None:
-        """Break every connection."""
+        """Close every connection."""
         for server in list(self._streams):
             self._drop(server)
 

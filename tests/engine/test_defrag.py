@@ -1,4 +1,4 @@
-"""Plans are as short as they say, every step of them is legal, and trying leaves no trace."""
+"""Plans have the promised length, every step is legal, and planning has no side effects."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from slicewise import (
 )
 from slicewise.engine import defrag
 from slicewise.engine.defrag import Plan, Planner
-from slicewise.engine.homes import Homes
+from slicewise.engine.destinations import Destinations
 from slicewise.engine.moves import Move, carry_out
 from slicewise.engine.openings import Openings
 from slicewise.engine.room import KeepRoom, room, room_of
@@ -45,13 +45,13 @@ TINY = Geometry(
 )
 
 Layout = frozenset[tuple[int, int, str, int]]
-"""Who is where: a name that stays, GPU, profile, start."""
+"""Instances as (name, GPU, profile, start); the name survives a move."""
 
 
 def free_for(
     geometries: dict[int, Geometry], layout: Layout, gpu: int, profile: Profile
 ) -> list[int]:
-    """The legal starts of a profile on a GPU, straight from the rules."""
+    """Return the legal starts of a profile on a GPU, from the definition."""
     geometry = geometries[gpu]
     there = [(geometry.profile(p), start) for _, g, p, start in layout if g == gpu]
     for budget in geometry.all_budgets:
@@ -66,8 +66,8 @@ def free_for(
     ]
 
 
-class ByHand:
-    """The slow twin: a cluster as a set, and every sequence of moves."""
+class ExhaustiveSearch:
+    """The slow twin: a cluster as a set, and an exhaustive search over moves."""
 
     def __init__(self, cluster: Cluster, pinned: Collection[int]) -> None:
         self.geometries = {g: node.geometry for node in cluster.nodes for g in node.gpus}
@@ -84,8 +84,8 @@ class ByHand:
             for _, profile in request.candidates(self.geometries[gpu])
         )
 
-    def followers(self, layout: Layout) -> Iterator[Layout]:
-        """What every single move leads to."""
+    def after_one_move(self, layout: Layout) -> Iterator[Layout]:
+        """Yield the layouts after every single move."""
         for (name, at, kind, start), gpu in product(layout, self.open):
             geometry = self.geometries[at]
             if name in self.pinned or self.geometries[gpu] is not geometry:
@@ -98,7 +98,7 @@ class ByHand:
         for count in range(limit + 1):
             if any(self.fits(layout, request) for layout in layouts):
                 return count
-            layouts = {after for layout in layouts for after in self.followers(layout)}
+            layouts = {after for layout in layouts for after in self.after_one_move(layout)}
         return None
 
     def room(self, layout: Layout) -> int:
@@ -110,7 +110,7 @@ class ByHand:
 
 
 def crowded(rng: random.Random, models: list[Geometry], gpus: int) -> Cluster:
-    """A cluster filled at random, thinned out a little, with a drained node now and then."""
+    """Return a randomly filled and slightly thinned cluster, sometimes with a drained node."""
     cluster = Cluster()
     for number in range(gpus):
         cluster.add_node(f"n{number}", rng.choice(models), 1)
@@ -140,7 +140,7 @@ def snapshot(cluster: Cluster) -> tuple[object, ...]:
 
 
 def check(cluster: Cluster, plan: Plan, pinned: Collection[int]) -> None:
-    """Carry a plan out: legal step by step, each moved at most once, winning what it says."""
+    """Carry out a plan and check it: legal steps, no instance moved twice, the stated gain."""
     assert plan.room_before == room(cluster)
     assert not {move.instance.id for move in plan.moves} & set(pinned)
     assert len({move.instance.id for move in plan.moves}) == len(plan.moves)
@@ -175,14 +175,14 @@ def ranked_by(name: str | None) -> TablePolicy | None:
 
 @settings(max_examples=120, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(POLICIES))
-def test_up_to_two_moves_no_plan_is_shorter(seed: int, name: str | None) -> None:
+def test_plans_of_up_to_two_moves_are_shortest(seed: int, name: str | None) -> None:
     rng = random.Random(seed)
     models = rng.choice([[TINY], [TINY, Catalog.builtin().find("A30").require()]])
     cluster = crowded(rng, models, rng.randint(2, 4))
     ids = [i.id for i in cluster.instances()]
     pinned = set(rng.sample(ids, rng.randint(0, len(ids) // 3)))
     planner = Planner(cluster, ranked_by(name), pinned)
-    by_hand = ByHand(cluster, pinned)
+    by_hand = ExhaustiveSearch(cluster, pinned)
     before = snapshot(cluster)
     for profile in models[0].profiles:
         request = Request(profile.name)
@@ -199,11 +199,11 @@ def test_up_to_two_moves_no_plan_is_shorter(seed: int, name: str | None) -> None
 @pytest.mark.unmeasured
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**32))
-def test_up_to_two_moves_on_the_gpu_of_the_paper(seed: int) -> None:
+def test_plans_of_up_to_two_moves_are_shortest_on_a100(seed: int) -> None:
     rng = random.Random(seed)
     a100 = Catalog.builtin().find("A100-80GB").require()
     cluster = crowded(rng, [a100], 2)
-    planner, by_hand = Planner(cluster), ByHand(cluster, ())
+    planner, by_hand = Planner(cluster), ExhaustiveSearch(cluster, ())
     for profile in a100.profiles:
         plan = planner.to_fit(Request(profile.name), 2)
         fewest = by_hand.fewest(Request(profile.name), 2)
@@ -213,7 +213,7 @@ def test_up_to_two_moves_on_the_gpu_of_the_paper(seed: int) -> None:
 @pytest.mark.unmeasured
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32))
-def test_longer_plans_and_won_room_hold_what_they_say(seed: int) -> None:
+def test_longer_plans_and_gained_room_are_as_stated(seed: int) -> None:
     rng = random.Random(seed)
     a30 = Catalog.builtin().find("A30").require()
     cluster = crowded(rng, [TINY, a30], 5)
@@ -223,9 +223,9 @@ def test_longer_plans_and_won_room_hold_what_they_say(seed: int) -> None:
     plan = planner.to_fit(Request("4g"), 6)
     won = planner.to_win_room(4)
     assert snapshot(cluster) == before
-    by_hand = ByHand(cluster, pinned)
+    by_hand = ExhaustiveSearch(cluster, pinned)
     assert won.room_before == by_hand.room(by_hand.start)
-    single = max(map(by_hand.room, by_hand.followers(by_hand.start)), default=0)
+    single = max(map(by_hand.room, by_hand.after_one_move(by_hand.start)), default=0)
     assert planner.to_win_room(1).room_after == max(won.room_before, single)
     if plan is not None and len(plan.moves) > 2:
         assert by_hand.fewest(Request("4g"), 2) is None
@@ -236,7 +236,7 @@ def test_longer_plans_and_won_room_hold_what_they_say(seed: int) -> None:
         assert won.room_after > won.room_before or not won.moves
 
 
-def test_a_plan_by_hand(a100: Geometry) -> None:
+def test_a_hand_worked_plan(a100: Geometry) -> None:
     cluster = Cluster.of(a100, 2)
     small = cluster.place(0, "1g.10gb", 0)
     cluster.place(0, "3g.40gb", 4)
@@ -244,7 +244,7 @@ def test_a_plan_by_hand(a100: Geometry) -> None:
     cluster.place(1, "1g.20gb", 4)
     plan = Planner(cluster).to_fit(Request("4g.40gb"), 3)
     assert plan is not None
-    # On GPU 1 the last pair of slices is of no use to anyone but a small one.
+    # On GPU 1 only a small instance can use the last pair of slices.
     assert plan.moves == (Move(small, 1, 6),)
     assert (plan.gpu, plan.placement) == (0, a100.placement("4g.40gb", 0))
     assert plan.moved_slices == 1
@@ -257,7 +257,7 @@ def test_a_plan_by_hand(a100: Geometry) -> None:
     assert [move.instance.gpu for move in pinned.moves] == [1]
 
 
-def test_a_request_that_fits_may_have_another_place(a100: Geometry) -> None:
+def test_a_request_that_fits_can_get_another_placement(a100: Geometry) -> None:
     cluster = Cluster.of(a100, 3)
     small = cluster.place(0, "1g.10gb", 0)
     cluster.place(0, "3g.40gb", 4)
@@ -274,8 +274,8 @@ def test_a_request_that_fits_may_have_another_place(a100: Geometry) -> None:
     check(cluster, plan, ())
 
 
-def test_one_makes_room_for_another(a100: Geometry) -> None:
-    """A 3g must leave for a 4g, and the only half for it is free once a 1g has moved."""
+def test_a_move_that_makes_room_for_another_move(a100: Geometry) -> None:
+    """A 3g must make way for a 4g, and a half becomes free for it only after a 1g has moved."""
     cluster = Cluster.of(a100, 3)
     half = cluster.place(0, "3g.40gb", 0)
     cluster.place(0, "3g.40gb", 4)
@@ -300,7 +300,7 @@ def test_a_need_and_an_unknown_profile(a100: Geometry) -> None:
 
 
 def emptied(a100: Geometry, smalls: int) -> Cluster:
-    """GPUs with holes of one slice, and one that holds only small ones."""
+    """GPUs with holes of one slice, and one with only small instances."""
     cluster = Cluster.of(a100, smalls + 1)
     for gpu in range(smalls):
         cluster.place(gpu, "4g.40gb", 0)
@@ -322,7 +322,9 @@ def test_a_longer_plan_empties_a_gpu(a100: Geometry) -> None:
     assert Planner(cluster, effort=3).to_fit(Request("7g.80gb"), 6) is None, "it gave up"
 
 
-def test_how_much_is_compared_is_bounded(a100: Geometry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_compared_plans_is_bounded(
+    a100: Geometry, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster = Cluster.of(a100, 3)
     for gpu, start in enumerate((0, 1, 2)):
         cluster.place(gpu, "1g.10gb", start)
@@ -336,7 +338,7 @@ def test_how_much_is_compared_is_bounded(a100: Geometry, monkeypatch: pytest.Mon
     assert compared.room_after >= first.room_after
 
 
-def test_gpus_alike_stand_for_one_another(a100: Geometry) -> None:
+def test_equal_gpus_are_examined_once(a100: Geometry) -> None:
     cluster = Cluster.of(a100, 200)
     for gpu in range(200):
         cluster.place(gpu, "2g.20gb", 2)
@@ -347,12 +349,12 @@ def test_gpus_alike_stand_for_one_another(a100: Geometry) -> None:
     assert [o.gpu for o in openings.of(request, 2, (), apart=[0, 3])] == [0, 1, 3]
     mine = {i.id for i in cluster.instances_on(0)}
     assert [o.gpu for o in openings.of(request, 2, mine)] == [1]
-    # Beyond the first 64 GPUs of a state nobody looks.
+    # Only the first 64 GPUs of a state are examined.
     fixed = {i.id for gpu in range(64) for i in cluster.instances_on(gpu)}
     assert openings.of(request, 2, fixed) == []
 
 
-def test_budgets_are_in_the_way_as_well() -> None:
+def test_budgets_restrict_moves() -> None:
     cluster = Cluster.of(TINY, 2)
     holder = cluster.place(0, "1g+x", 0)
     cluster.place(1, "3g", 0)
@@ -363,11 +365,11 @@ def test_budgets_are_in_the_way_as_well() -> None:
         (0, 1, (holder,)),
         (0, 2, (holder,)),
     ]
-    # The 2g's window on GPU 1 is never free; with 3 of 3 compute used, nor is anything else.
+    # The 2g's window on GPU 1 is never free, and with 3 of 3 compute slices used nothing else fits.
     assert {o.gpu for o in Openings(cluster).of(Request("1g"), 1, {other.id})} == {0, 1}
 
 
-def test_what_is_kept_ready_is_bounded(a100: Geometry) -> None:
+def test_caches_are_bounded(a100: Geometry) -> None:
     cluster = Cluster.of(a100, 1)
     openings = Openings(cluster, keep=2)
     for memory in range(4):
@@ -377,13 +379,13 @@ def test_what_is_kept_ready_is_bounded(a100: Geometry) -> None:
     assert [o.gpu for o in openings.of(Request("3g"), 1, ())] == [1]
 
 
-def test_homes_of_a_policy_that_offers_nothing(a100: Geometry) -> None:
+def test_no_homes_if_the_policy_offers_none(a100: Geometry) -> None:
     cluster = Cluster.of(a100, 1)
     instance = cluster.place(0, "7g.80gb", 0)
-    assert Homes(cluster, ranked_by("best-fit")).best(instance, ()) is None
-    assert Homes(cluster).best(instance, {0}) is None
+    assert Destinations(cluster, ranked_by("best-fit")).best(instance, ()) is None
+    assert Destinations(cluster).best(instance, {0}) is None
     cluster.add_node("more", a100, 1)
-    assert Homes(cluster).best(instance, {0}) == (1, a100.placement("7g.80gb", 0))
+    assert Destinations(cluster).best(instance, {0}) == (1, a100.placement("7g.80gb", 0))
 
 
 def test_room_counts_what_could_be_placed(a100: Geometry) -> None:
@@ -398,7 +400,7 @@ def test_room_counts_what_could_be_placed(a100: Geometry) -> None:
     assert full is None
 
 
-def test_carrying_out_is_all_or_nothing(a100: Geometry) -> None:
+def test_a_plan_is_carried_out_completely_or_not_at_all(a100: Geometry) -> None:
     cluster = emptied(a100, 3)
     plan = Planner(cluster).to_fit(Request("7g.80gb"), 3)
     assert plan is not None
@@ -420,7 +422,7 @@ def test_carrying_out_is_all_or_nothing(a100: Geometry) -> None:
     check(cluster, plan, ())
 
 
-def test_plans_out_of_date_are_refused(a100: Geometry) -> None:
+def test_stale_plans_are_refused(a100: Geometry) -> None:
     cluster = Cluster.of(a100, 2)
     cluster.add_node("other", Catalog.builtin().find("A100-40GB").require(), 1)
     instance = cluster.place(0, "1g.10gb", 0)

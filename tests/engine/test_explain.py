@@ -1,4 +1,4 @@
-"""Explanations: the choice that would be made, what it costs, and why the others lost."""
+"""Explanations: the choice, its cost, and why the alternatives lost."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ REQUESTS = [
 
 
 class Switching(AdaptivePolicy):
-    """Fills the first GPU until somebody is there, and packs from then on."""
+    """First-fit on an empty cluster, then best-fit."""
 
     name = "switching"
     summary = "First-fit, then best-fit."
@@ -71,8 +71,8 @@ class Switching(AdaptivePolicy):
         return self._then if cluster.active_gpus else self._first
 
 
-class Avoiding(TablePolicy):
-    """Leaves empty GPUs out, whatever is asked for."""
+class ExcludesEmpty(TablePolicy):
+    """Excludes empty GPUs."""
 
     name = "avoiding"
     summary = "Never an empty GPU."
@@ -83,7 +83,7 @@ class Avoiding(TablePolicy):
 
 
 class Last(ScanPolicy):
-    """Looks for itself."""
+    """A scan policy."""
 
     name = "last"
     summary = "The highest id."
@@ -107,8 +107,8 @@ def mixed() -> Cluster:
     return cluster
 
 
-def picture(cluster: Cluster) -> object:
-    """All there is to see of a cluster."""
+def observable(cluster: Cluster) -> object:
+    """Return everything observable about a cluster."""
     return (
         list(cluster.state_of),
         list(cluster.instances()),
@@ -120,7 +120,7 @@ def picture(cluster: Cluster) -> object:
 
 
 def slow_cost(cluster: Cluster, gpu: int, profile: Profile, start: int) -> Cost:
-    """The cost from the definitions, window by window."""
+    """Return the cost from the definition, window by window."""
     state = cluster.state(gpu)
     geometry, mask = state.geometry, state.mask
     after = mask | profile.window(start)
@@ -149,10 +149,10 @@ def slow_cost(cluster: Cluster, gpu: int, profile: Profile, start: int) -> Cost:
     wanted=st.sampled_from(REQUESTS),
     drained=st.booleans(),
 )
-def test_an_explanation_is_what_happens_next(
+def test_an_explanation_predicts_the_next_decision(
     name: str, steps: list[tuple[Request, bool]], wanted: Request, drained: bool
 ) -> None:
-    own: dict[str, Policy] = {"switching": Switching(), "avoiding": Avoiding(), "last": Last()}
+    own: dict[str, Policy] = {"switching": Switching(), "avoiding": ExcludesEmpty(), "last": Last()}
     scheduler = Scheduler(mixed(), own.get(name) or policy(name))
     cluster = scheduler.cluster
     for request, release in steps:
@@ -162,13 +162,13 @@ def test_an_explanation_is_what_happens_next(
             scheduler.release(instances[len(instances) // 2])
     if drained:
         cluster.drain("a")
-    before, turn = picture(cluster), scheduler.turn
+    before, turn = observable(cluster), scheduler.turn
 
     explanation = Explainer(scheduler).explain(wanted, most=10_000)
 
-    assert picture(cluster) == before
+    assert observable(cluster) == before
     assert scheduler.turn == turn
-    # The others are all places that are open, GPU by GPU, but for the one chosen.
+    # The alternatives are all open placements, GPU by GPU, except the chosen one.
     open_there: Counter[tuple[int, str, int]] = Counter()
     lowest: dict[tuple[int, str, int], int] = {}
     for gpu in cluster.schedulable:
@@ -214,16 +214,16 @@ def test_an_explanation_is_what_happens_next(
     wanted=st.sampled_from(REQUESTS),
     name=st.sampled_from(POLICIES),
 )
-def test_what_another_policy_would_do_is_what_it_does(
+def test_an_explanation_for_another_policy_predicts_its_decision(
     requests: list[Request], wanted: Request, name: str
 ) -> None:
     scheduler = Scheduler(mixed(), "round-robin")
     for request in requests:
         scheduler.submit(request)
-    before, turn = picture(scheduler.cluster), scheduler.turn
+    before, turn = observable(scheduler.cluster), scheduler.turn
     other = policy(name)
     choice = Explainer(scheduler).choice(wanted, other)
-    assert picture(scheduler.cluster) == before
+    assert observable(scheduler.cluster) == before
     assert scheduler.turn == turn
     rival = Scheduler(scheduler.cluster, other)
     rival.turn = turn
@@ -236,14 +236,14 @@ def test_what_another_policy_would_do_is_what_it_does(
 
 
 def explained(name: str | Policy, *busy: tuple[int, str, int], wanted: str) -> list[str]:
-    """Why the other places lost, on three A100s."""
+    """Explain a request on three A100s and return why the alternatives lost."""
     scheduler = Scheduler(Cluster.of(A100, 3), name)
     for gpu, profile, start in busy:
         scheduler.cluster.place(gpu, profile, start)
     return [other.why for other in Explainer(scheduler).explain(Request(wanted)).others]
 
 
-def test_scores_are_said() -> None:
+def test_scores_are_stated() -> None:
     whys = explained("mfi", (0, "1g.10gb", 0), wanted="3g.40gb")
     assert whys[0] == "mfi: F grows by 0; at the chosen place F grows by -8"
 
@@ -254,7 +254,7 @@ def test_scores_are_said() -> None:
     assert any("a score of" in why for why in whys)
 
 
-def test_gpus_are_called_by_their_nodes() -> None:
+def test_gpus_are_named_by_node() -> None:
     scheduler = Scheduler(Cluster.of(A100, 4, gpus_per_node=2), "first-fit")
     for gpu in range(3):
         scheduler.cluster.place(gpu, "7g.80gb", 0)
@@ -266,8 +266,8 @@ def test_gpus_are_called_by_their_nodes() -> None:
     ]
 
 
-def test_ties_are_said() -> None:
-    assert explained("mfi", wanted="7g.80gb") == []  # all GPUs are alike: no other kind of place
+def test_ties_are_stated() -> None:
+    assert explained("mfi", wanted="7g.80gb") == []  # all GPUs are equal: no alternative
     whys = explained("first-fit", (0, "1g.10gb", 0), wanted="3g.40gb")
     assert whys[0] == "as good to first-fit, but GPU 0 comes first"
     whys = explained("round-robin", (0, "1g.10gb", 0), wanted="3g.40gb")
@@ -276,12 +276,12 @@ def test_ties_are_said() -> None:
     assert whys == ["as good to mfi, but slice 0 comes first"]
 
 
-def test_other_starts_and_gpus_left_out_are_said() -> None:
+def test_other_starts_and_excluded_gpus_are_stated() -> None:
     whys = explained("first-fit", wanted="3g.40gb")
     assert whys == ["first-fit would place it differently on such a GPU"]
-    whys = explained(Avoiding(), (0, "1g.10gb", 0), wanted="3g.40gb")
+    whys = explained(ExcludesEmpty(), (0, "1g.10gb", 0), wanted="3g.40gb")
     assert whys == ["avoiding does not consider such a GPU"] * 2
-    scheduler = Scheduler(Cluster.of(A100, 1), Avoiding())
+    scheduler = Scheduler(Cluster.of(A100, 1), ExcludesEmpty())
     explanation = Explainer(scheduler).explain(Request("3g.40gb"))
     assert isinstance(explanation.outcome, Rejection)
     assert [o.why for o in explanation.others] == ["avoiding does not consider such a GPU"] * 2
@@ -293,12 +293,12 @@ def test_a_strict_policy_tries_no_other() -> None:
     assert whys == ["best-fit-strict picked GPU 0 and tries no other"] * 2
 
 
-def test_a_scanning_policy_speaks_for_itself() -> None:
+def test_a_scan_policy_has_one_general_reason() -> None:
     whys = explained(Last(), wanted="3g.40gb")
     assert whys == ["last looks at every GPU itself, and chose otherwise"]
 
 
-def test_waste_is_said() -> None:
+def test_waste_is_stated() -> None:
     scheduler = Scheduler(Cluster.of(A100, 1), "mfi")
     explanation = Explainer(scheduler).explain(Request(Need(1, 20)), most=100)
     assert isinstance(explanation.outcome, Place)
@@ -308,7 +308,7 @@ def test_waste_is_said() -> None:
     ]
 
 
-def test_no_more_others_than_asked_for() -> None:
+def test_the_number_of_alternatives_is_limited() -> None:
     explainer = Explainer(Scheduler(mixed()))
     assert len(explainer.explain(Request("1g.10gb"), most=2).others) == 2
     assert explainer.explain(Request("1g.10gb"), most=0).others == ()
@@ -333,23 +333,23 @@ def test_the_work_does_not_grow_with_the_gpus(monkeypatch: pytest.MonkeyPatch) -
         return original(self, profile)
 
     monkeypatch.setattr(GpuState, "feasible_starts", counted)
-    work(7)  # tables are filled
+    work(7)  # fill the tables
     assert work(7) == work(700)  # one GPU in seven is full
 
 
-def test_a_request_nobody_can_place_is_rejected_with_its_reason() -> None:
+def test_an_impossible_request_is_rejected_with_a_reason() -> None:
     explanation = Explainer(Scheduler(mixed())).explain(Request("nonsense"))
     assert isinstance(explanation.outcome, Rejection)
     assert explanation.outcome.reason is Reason.UNKNOWN_PROFILE
     assert explanation.others == ()
 
 
-def test_a_scanning_policy_may_find_nothing() -> None:
+def test_a_scan_policy_may_find_nothing() -> None:
     choice = Explainer(Scheduler(mixed())).choice(Request("nonsense"), Last())
     assert isinstance(choice, Rejection)
 
 
-def test_a_policy_of_no_kind_is_refused() -> None:
+def test_a_policy_of_an_unknown_kind_is_refused() -> None:
     class Odd(Policy):
         name = "odd"
         summary = "Neither table nor scan."
@@ -359,7 +359,7 @@ def test_a_policy_of_no_kind_is_refused() -> None:
 
 
 def test_costs_of_a_geometry(geometry: Geometry) -> None:
-    """On an empty GPU of every model, for every placement."""
+    """For every placement on an empty GPU of every model."""
     empty = GpuState(geometry, 0, (0,) * len(geometry.all_budgets))
     cluster = Cluster.of(geometry, 1)
     for placement in geometry.placements:

@@ -1,4 +1,4 @@
-"""Places in the policy's order: the same as the scheduler's, but for the nodes that will not do."""
+"""Offers are placements in the policy's order: the scheduler's choice, without excluded nodes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ TABLES = ["least-lost", "mfi", "first-fit", "best-fit-strict", "round-robin", "p
 WANTS = [p.name for p in A100.profiles] + [p.name for p in A30.profiles]
 
 
-def busy(placings: list[tuple[str, int]], nodes: int = 3) -> Cluster:
-    """Nodes of two A100, one of A30, with what fits of some placings on them."""
+def cluster_with(placings: list[tuple[str, int]], nodes: int = 3) -> Cluster:
+    """Return nodes with two A100 each and one with A30, with those placements that fit."""
     cluster = Cluster()
     for number in range(nodes):
         cluster.add_node(f"n{number}", A100, 2)
@@ -45,7 +45,7 @@ wants = st.sampled_from([*map(Request, WANTS), Request(Need(2, 12)), Request(Nee
 def test_the_first_offer_is_what_the_scheduler_chooses(
     placed: list[tuple[str, int]], want: Request, policy: str
 ) -> None:
-    cluster = busy(placed)
+    cluster = cluster_with(placed)
     scheduler = Scheduler(cluster, policy)
     scheduler.turn = 3
     found = Offers(scheduler)
@@ -63,10 +63,10 @@ def test_the_first_offer_is_what_the_scheduler_chooses(
 
 @settings(max_examples=100, deadline=None)
 @given(placings, wants, st.sampled_from(TABLES), st.sets(st.sampled_from(["n0", "n1", "small"])))
-def test_with_nodes_left_out_it_is_what_would_be_chosen_without_them(
+def test_excluded_nodes_are_treated_as_absent(
     placed: list[tuple[str, int]], want: Request, policy: str, out: set[str]
 ) -> None:
-    cluster, other = busy(placed), busy(placed)
+    cluster, other = cluster_with(placed), cluster_with(placed)
     for name in out:
         other.drain(name)
     got = Offers(Scheduler(cluster, policy)).place([want], lambda node: node not in out)
@@ -82,7 +82,7 @@ def test_with_nodes_left_out_it_is_what_would_be_chosen_without_them(
 
 
 def possible(cluster: Cluster, node: str, names: tuple[str, ...]) -> bool:
-    """Whether all can be on a node together, found by trying everything."""
+    """Return whether all profiles fit on a node together, by exhaustive search."""
     if not names:
         return True
     for gpu in cluster.node(node).gpus:
@@ -102,10 +102,10 @@ def possible(cluster: Cluster, node: str, names: tuple[str, ...]) -> bool:
     st.lists(st.sampled_from([p.name for p in A100.profiles]), min_size=2, max_size=3),
     st.sampled_from(["least-lost", "first-fit", "peer-nvidia-dra"]),
 )
-def test_several_go_together_exactly_where_they_can(
+def test_several_instances_are_offered_exactly_where_they_fit(
     placed: list[tuple[str, int]], names: list[str], policy: str
 ) -> None:
-    cluster = busy(placed, nodes=2)
+    cluster = cluster_with(placed, nodes=2)
     before = [cluster.state_of[gpu] for gpu in range(cluster.gpus)]
     fine = [node for node in ("n0", "n1") if possible(cluster, node, tuple(names))]
     got = Offers(Scheduler(cluster, policy)).place([Request(n) for n in names], lambda node: True)
@@ -119,8 +119,8 @@ def test_several_go_together_exactly_where_they_can(
         assert [cluster.state_of[gpu] for gpu in range(cluster.gpus)] == before
 
 
-def test_a_node_with_room_that_will_not_do_is_named() -> None:
-    cluster = busy([])
+def test_an_excluded_node_with_room_is_named() -> None:
+    cluster = cluster_with([])
     found = Offers(Scheduler(cluster, "least-lost"))
     before = [cluster.state_of[gpu] for gpu in range(cluster.gpus)]
     for count, model in product((1, 2), ("3g.40gb",)):
@@ -129,8 +129,8 @@ def test_a_node_with_room_that_will_not_do_is_named() -> None:
         assert [cluster.state_of[gpu] for gpu in range(cluster.gpus)] == before
 
 
-def test_refusals_say_what_is_missing() -> None:
-    cluster = busy([("7g.80gb", gpu) for gpu in range(6)])
+def test_rejections_state_what_is_missing() -> None:
+    cluster = cluster_with([("7g.80gb", gpu) for gpu in range(6)])
     found = Offers(Scheduler(cluster, "least-lost"))
 
     def refused(*names: str) -> Rejection:
@@ -149,8 +149,8 @@ def test_refusals_say_what_is_missing() -> None:
         found.place([], lambda node: True)
 
 
-def test_a_node_that_takes_too_many_steps_counts_as_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = busy([("4g.40gb", 0), ("1g.10gb", 1)], nodes=1)
+def test_a_node_with_too_many_search_steps_counts_as_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = cluster_with([("4g.40gb", 0), ("1g.10gb", 1)], nodes=1)
     monkeypatch.setattr(module, "MOST_STEPS", 1)
     got = Offers(Scheduler(cluster, "least-lost")).place(
         [Request("3g.40gb"), Request("2g.20gb")], lambda node: True
@@ -160,7 +160,7 @@ def test_a_node_that_takes_too_many_steps_counts_as_full(monkeypatch: pytest.Mon
 
 
 def test_drained_nodes_offer_nothing() -> None:
-    cluster = busy([], nodes=1)
+    cluster = cluster_with([], nodes=1)
     cluster.hold(0)
     found = Offers(Scheduler(cluster, "least-lost"))
     got = found.place([Request("3g.40gb"), Request("3g.40gb")], lambda node: True)
@@ -168,7 +168,7 @@ def test_drained_nodes_offer_nothing() -> None:
     assert {one.gpu for one in got} == {1}
 
 
-def test_a_policy_that_scans_is_refused() -> None:
+def test_a_scan_policy_is_refused() -> None:
     class Scans(ScanPolicy):
         name = "scans"
         summary = "Looks at every GPU."
@@ -177,4 +177,4 @@ def test_a_policy_that_scans_is_refused() -> None:
             return None
 
     with pytest.raises(SlicewiseError, match="'scans' looks at GPUs one by one"):
-        Offers(Scheduler(busy([]), Scans()))
+        Offers(Scheduler(cluster_with([]), Scans()))

@@ -1,4 +1,4 @@
-"""Nodes with room for several instances together: as if all other nodes were not there."""
+"""Nodes with room for several instances together, each considered as if it were alone."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from slicewise import Cluster, Scheduler, load_geometry
 from slicewise.core.errors import SlicewiseError
 from slicewise.core.request import Reason, Rejection, Request
-from slicewise.engine import on_node
+from slicewise.engine import offers as offers_module
 from slicewise.engine.offers import Offers
-from slicewise.engine.on_node import NodeOffers
 
 A100, A30 = load_geometry("A100-80GB"), load_geometry("A30-24GB")
 POLICIES = ["least-lost", "mfi", "first-fit", "best-fit-strict", "round-robin"]
@@ -20,7 +19,7 @@ NODES = ("n0", "n1", "n2", "small")
 
 
 def cluster_with(placings: list[tuple[str, int, int]]) -> Cluster:
-    """Nodes of two A100, one of A30, with as much of some placings on them as fits."""
+    """Return nodes with two A100 each and one with A30, with those placements that fit."""
     cluster = Cluster()
     for name in NODES[:3]:
         cluster.add_node(name, A100, 2)
@@ -47,14 +46,14 @@ wants = st.lists(st.sampled_from(PROFILES).map(Request), min_size=1, max_size=4)
 @pytest.mark.unmeasured
 @settings(max_examples=150, deadline=None)
 @given(placings, wants, st.sampled_from(POLICIES), st.sets(st.sampled_from(NODES)))
-def test_the_first_node_is_where_offers_would_place_it(
+def test_the_first_node_is_that_of_the_first_offer(
     placed: list[tuple[str, int, int]], wanted: list[Request], policy: str, among: set[str]
 ) -> None:
     cluster = cluster_with(placed)
     scheduler = Scheduler(cluster, policy)
     scheduler.turn = 3
     before = masks(cluster)
-    names = NodeOffers(scheduler).nodes(wanted, among)
+    names = Offers(scheduler).nodes(wanted, among)
     assert masks(cluster) == before
     assert scheduler.turn == 3
     assert set(names) <= among
@@ -71,11 +70,11 @@ def test_the_first_node_is_where_offers_would_place_it(
 
 @settings(max_examples=150, deadline=None)
 @given(placings, wants, st.sampled_from(POLICIES), st.sampled_from(NODES))
-def test_a_node_that_is_named_has_room_and_one_that_is_not_has_a_reason(
+def test_a_listed_node_has_room_and_another_has_a_reason(
     placed: list[tuple[str, int, int]], wanted: list[Request], policy: str, name: str
 ) -> None:
     cluster = cluster_with(placed)
-    offers = NodeOffers(Scheduler(cluster, policy))
+    offers = Offers(Scheduler(cluster, policy))
     named = offers.nodes(wanted, NODES)
     before = masks(cluster)
     outcome = offers.place_on(name, wanted)
@@ -94,7 +93,7 @@ def test_a_node_that_is_named_has_room_and_one_that_is_not_has_a_reason(
 
 def test_the_reasons() -> None:
     cluster = cluster_with([("1g.10gb", gpu, 0) for gpu in (0, 1)])
-    offers = NodeOffers(Scheduler(cluster, "first-fit"))
+    offers = Offers(Scheduler(cluster, "first-fit"))
 
     def why(name: str, *profiles: str) -> tuple[Reason, str]:
         outcome = offers.place_on(name, [Request(profile) for profile in profiles])
@@ -118,37 +117,37 @@ def test_the_reasons() -> None:
     assert why("n2", "1g.10gb")[0] is Reason.CAPACITY
 
 
-def test_a_policy_that_looks_at_every_gpu_has_no_order() -> None:
+def test_a_scan_policy_has_no_order() -> None:
     scheduler = Scheduler(cluster_with([]), "first-fit")
     scheduler._table = None
     with pytest.raises(SlicewiseError, match="ranks states"):
-        NodeOffers(scheduler)
+        Offers(scheduler)
 
 
-def test_a_search_that_takes_too_long_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With no steps at all, what fits is not found; with none left in all, counting decides."""
+def test_the_search_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without search steps nothing is found; with an exhausted total, counting decides."""
     cluster = cluster_with([("2g.20gb", 0, 0), ("1g.10gb", 1, 2)])
     wanted = [Request("3g.40gb"), Request("2g.20gb"), Request("1g.10gb")]
-    assert "n0" in NodeOffers(Scheduler(cluster)).nodes(wanted, NODES)
-    monkeypatch.setattr(on_node, "MOST_STEPS", 1)
-    assert NodeOffers(Scheduler(cluster)).nodes(wanted, NODES) == []
-    assert isinstance(NodeOffers(Scheduler(cluster)).place_on("n0", wanted), Rejection)
-    monkeypatch.setattr(on_node, "MOST_STEPS_IN_ALL", 0)
-    assert set(NodeOffers(Scheduler(cluster)).nodes(wanted, NODES)) == {"n0", "n1", "n2"}
-    assert "small" not in NodeOffers(Scheduler(cluster)).nodes(wanted, NODES)
+    assert "n0" in Offers(Scheduler(cluster)).nodes(wanted, NODES)
+    monkeypatch.setattr(offers_module, "MOST_STEPS", 1)
+    assert Offers(Scheduler(cluster)).nodes(wanted, NODES) == []
+    assert isinstance(Offers(Scheduler(cluster)).place_on("n0", wanted), Rejection)
+    monkeypatch.setattr(offers_module, "MOST_STEPS_IN_ALL", 0)
+    assert set(Offers(Scheduler(cluster)).nodes(wanted, NODES)) == {"n0", "n1", "n2"}
+    assert "small" not in Offers(Scheduler(cluster)).nodes(wanted, NODES)
 
 
 @pytest.mark.unmeasured
 @settings(max_examples=60, deadline=None)
 @given(placings, st.sampled_from(PROFILES), st.integers(1, 12), st.sampled_from(NODES))
-def test_counting_is_exact_for_one_kind(
+def test_counting_is_exact_for_one_profile(
     placed: list[tuple[str, int, int]], profile: str, count: int, name: str
 ) -> None:
-    """The slow twin puts one after another wherever it is legal, until nothing is left to try."""
+    """The slow twin tries every legal sequence of placements."""
     cluster = cluster_with(placed)
 
     def most(gpu: int, beyond: int = -1) -> int:
-        # From left to right only: in which order they came does not matter.
+        # From left to right only, because the order does not matter.
         if not cluster.node_of(gpu).geometry.has(profile):
             return 0
         found = 0
@@ -162,5 +161,5 @@ def test_counting_is_exact_for_one_kind(
         return found
 
     room = sum(most(gpu) for gpu in cluster.node(name).gpus)
-    named = NodeOffers(Scheduler(cluster, "mfi")).nodes([Request(profile)] * count, {name})
+    named = Offers(Scheduler(cluster, "mfi")).nodes([Request(profile)] * count, {name})
     assert (named == [name]) == (room >= count)

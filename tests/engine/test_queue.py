@@ -1,4 +1,4 @@
-"""The waiting room against its definition, and what it promises to those who wait."""
+"""The queue, compared with its definition, and its guarantees for waiting tickets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from slicewise.engine.queue import Attempts
 from slicewise.engine.sortedkeys import SortedKeys
 
 SIZES = {f"{size}": size for size in (1, 2, 4, 8)}
-"""Requests of these tests are for so many units of a store that has only so many."""
+"""Tickets request units of a store of limited size."""
 
 
 def refuse(ticket: Ticket, reason: Reason = Reason.CAPACITY) -> Rejection:
@@ -40,7 +40,7 @@ def refuse(ticket: Ticket, reason: Reason = Reason.CAPACITY) -> Rejection:
 
 @dataclass
 class Store:
-    """Stands in for a cluster: units, of which each tenant may hold only so many."""
+    """A stand-in for a cluster: units, with a quota per tenant."""
 
     free: int
     quota: int = 1_000_000
@@ -60,8 +60,8 @@ class Store:
 
 
 @dataclass
-class SlowRoom:
-    """The definition: a list in order, and a walk through it from the head."""
+class ReferenceQueue:
+    """The definition: a sorted list, walked from the head."""
 
     discipline: Discipline
     tickets: list[Ticket] = field(default_factory=list)
@@ -108,13 +108,13 @@ class SlowRoom:
         return served
 
 
-class Twins(RuleBasedStateMachine):
-    """The room and its definition live through the same, and always agree."""
+class QueueComparison(RuleBasedStateMachine):
+    """Runs the same operations on the queue and its definition, and compares them."""
 
     def __init__(self) -> None:
         super().__init__()
         self.discipline = Discipline()
-        self.room, self.slow = WaitingRoom(self.discipline), SlowRoom(self.discipline)
+        self.room, self.slow = WaitingRoom(self.discipline), ReferenceQueue(self.discipline)
         self.store, self.shop = Store(0), Store(0)
         self.numbers = 0
         self.now = 0.0
@@ -127,7 +127,7 @@ class Twins(RuleBasedStateMachine):
     )
     def begin(self, backfill: int, overtakes: int, quota: int) -> None:
         self.discipline = Discipline(backfill, overtakes)
-        self.room, self.slow = WaitingRoom(self.discipline), SlowRoom(self.discipline)
+        self.room, self.slow = WaitingRoom(self.discipline), ReferenceQueue(self.discipline)
         self.store, self.shop = Store(0, quota), Store(0, quota)
 
     @rule(
@@ -154,12 +154,12 @@ class Twins(RuleBasedStateMachine):
             assert self.room.withdraw(number) == self.slow.withdraw(number)
 
     @rule(hours=st.integers(0, 3))
-    def time_passes(self, hours: int) -> None:
+    def advance_time(self, hours: int) -> None:
         self.now += hours
         assert self.room.expired(self.now) == self.slow.expired(self.now)
 
     @rule(units=st.integers(0, 12), tenant=st.sampled_from("abcdef"))
-    def room_appears(self, units: int, tenant: str) -> None:
+    def release_units(self, units: int, tenant: str) -> None:
         for store in (self.store, self.shop):
             store.free += units
             store.held[tenant] = max(0, store.held[tenant] - units)
@@ -197,7 +197,7 @@ class Twins(RuleBasedStateMachine):
         assert self.room.next_deadline == min(deadlines, default=None)
 
 
-TestTwins = Twins.TestCase
+TestTwins = QueueComparison.TestCase
 TestTwins.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
 
@@ -206,14 +206,14 @@ def numbers(served: list[tuple[Ticket, int]]) -> list[int]:
 
 
 def room_of(*sizes: int, backfill: int = 0, overtakes: int = 16) -> WaitingRoom:
-    """Tickets 0, 1, ... of different tenants, for so many units each."""
+    """Return a queue with tickets 0, 1, ... of different tenants, for these numbers of units."""
     room = WaitingRoom(Discipline(backfill, overtakes))
     for number, size in enumerate(sizes):
         room.enter(Ticket(number, Request(str(size)), tenant=f"t{number}"))
     return room
 
 
-def test_first_in_first_out_lets_nothing_pass_a_blocked_head() -> None:
+def test_fifo_lets_no_ticket_pass_a_blocked_head() -> None:
     room = room_of(1, 8, 1)
     store = Store(4)
     assert numbers(room.serve(store.place)) == [0]
@@ -225,7 +225,7 @@ def test_first_in_first_out_lets_nothing_pass_a_blocked_head() -> None:
     assert WaitingRoom().discipline == Discipline(0, 16)
 
 
-def test_backfill_looks_at_so_many_tickets_behind_the_head() -> None:
+def test_backfill_tries_a_limited_number_of_tickets() -> None:
     store = Store(3)
     room = room_of(8, 4, 2, 4, 1, backfill=2)
     assert numbers(room.serve(store.place)) == [2], "0, 1 and 3 are blocked: 4 is out of sight"
@@ -234,7 +234,7 @@ def test_backfill_looks_at_so_many_tickets_behind_the_head() -> None:
     assert numbers(room.serve(store.place)) == [4]
 
 
-def test_after_so_many_overtakes_nothing_passes() -> None:
+def test_a_ticket_is_overtaken_a_limited_number_of_times() -> None:
     room = room_of(8, 1, 4, 1, 1, 1, backfill=10, overtakes=2)
     store = Store(3)
     assert numbers(room.serve(store.place)) == [1, 3]
@@ -246,7 +246,7 @@ def test_after_so_many_overtakes_nothing_passes() -> None:
     assert numbers(room.serve(store.place)) == [0, 2]
 
 
-def test_who_was_overtaken_is_told_once() -> None:
+def test_overtaken_tickets_are_reported_once() -> None:
     room = room_of(8, 4, 1, 2, backfill=10)
     assert numbers(room.serve(Store(3).place)) == [2, 3]
     room.withdraw(1)
@@ -266,7 +266,7 @@ def test_a_tenant_is_served_strictly_in_order() -> None:
     assert [room.overtaken(number) for number in (0, 1, 3)] == [1, 1, 0]
 
 
-def test_the_higher_priority_first_and_its_tenants_others_after_it() -> None:
+def test_higher_priority_first_then_the_tenants_other_tickets() -> None:
     room = WaitingRoom(Discipline(backfill=5))
     room.enter(Ticket(1, Request("1"), tenant="a"))
     room.enter(Ticket(2, Request("8"), tenant="a", priority=1))
@@ -278,7 +278,7 @@ def test_the_higher_priority_first_and_its_tenants_others_after_it() -> None:
     assert numbers(room.serve(Store(9).place)) == [2, 1]
 
 
-def test_a_tenant_at_its_quota_holds_nobody_up() -> None:
+def test_a_tenant_at_its_quota_blocks_no_other_tenant() -> None:
     room = WaitingRoom()  # first in, first out
     for number in range(1000):
         room.enter(Ticket(number, Request("2"), tenant="greedy"))
@@ -292,7 +292,7 @@ def test_a_tenant_at_its_quota_holds_nobody_up() -> None:
     assert room.overtaken(0) == 0
 
 
-def test_when_placing_fails_only_what_was_placed_is_gone() -> None:
+def test_an_exception_while_placing_keeps_the_remaining_tickets() -> None:
     room = room_of(1, 1, 1)
 
     def place(ticket: Ticket) -> int:
@@ -305,7 +305,7 @@ def test_when_placing_fails_only_what_was_placed_is_gone() -> None:
     assert [ticket.number for ticket in room] == [1, 2]
 
 
-def test_tickets_give_up_when_their_deadline_has_come() -> None:
+def test_tickets_expire_at_their_deadline() -> None:
     room = WaitingRoom()
     assert room.next_deadline is None
     assert room.expired(math.inf) == []
@@ -321,7 +321,7 @@ def test_tickets_give_up_when_their_deadline_has_come() -> None:
     assert 0 not in room
 
 
-def test_mistakes_are_named() -> None:
+def test_invalid_arguments_are_refused() -> None:
     room = WaitingRoom()
     room.enter(Ticket(4, Request("1")), overtaken=3)
     assert room.overtaken(4) == 3
@@ -341,7 +341,7 @@ def test_mistakes_are_named() -> None:
         Discipline(1, 1_000_001)
 
 
-def test_what_was_refused_is_not_tried_until_room_appears(
+def test_a_rejected_request_is_not_tried_again_until_slices_are_freed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tried = []
@@ -371,8 +371,8 @@ def test_what_was_refused_is_not_tried_until_room_appears(
 
 
 @pytest.mark.parametrize("policy", ["mfi", "least-lost", "best-fit", "round-robin"])
-def test_on_a_cluster_too_what_is_remembered_changes_nothing(policy: str, a100: Geometry) -> None:
-    """Served with and without a memory of refusals, the same tickets get the same places."""
+def test_the_memory_of_rejections_does_not_change_placements(policy: str, a100: Geometry) -> None:
+    """Serving with and without the memory of rejections gives the same placements."""
 
     def served(remember: bool) -> list[tuple[int, tuple[Instance, ...]]]:
         scheduler = Scheduler(Cluster.of(a100, 2), policy)
@@ -405,7 +405,7 @@ def test_on_a_cluster_too_what_is_remembered_changes_nothing(policy: str, a100: 
     keys=st.sets(st.tuples(st.integers(-3, 3), st.integers(0, 60)), max_size=80),
     gone=st.sets(st.tuples(st.integers(-3, 3), st.integers(0, 60)), max_size=80),
 )
-def test_sorted_keys_are_a_sorted_list(
+def test_sorted_keys_behave_like_a_sorted_list(
     keys: set[tuple[int, int]], gone: set[tuple[int, int]]
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -423,8 +423,8 @@ def test_sorted_keys_are_a_sorted_list(
         assert ours.after(key) == min((each for each in left if each > key), default=None)
 
 
-def test_a_long_queue_is_walked_only_where_it_must_be() -> None:
-    """Work is counted, not timed: tries a pass, and the size of what a change moves."""
+def test_a_long_queue_is_not_walked_completely() -> None:
+    """Work is counted, not timed: tries per pass, and keys moved per change."""
     room = WaitingRoom(Discipline(backfill=8))
     count = 16_000
     for number in range(count):

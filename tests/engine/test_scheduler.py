@@ -1,4 +1,4 @@
-"""The scheduler's phases: what it publishes, what it refuses, and policies that misbehave."""
+"""The scheduler: events, rejections, and policies that misbehave."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from slicewise.policies.ranking import Ranking
 
 
 class LastGpu(ScanPolicy):
-    """Looks at every GPU and takes the highest id that fits: not a table policy."""
+    """A scan policy that takes the highest feasible GPU id."""
 
     name = "last-gpu"
     summary = "Highest GPU id with an open window."
@@ -50,7 +50,7 @@ class LastGpu(ScanPolicy):
 
 
 class Stubborn(ScanPolicy):
-    """Always answers the same, right or wrong."""
+    """A policy that always returns the same spot, legal or not."""
 
     name = "stubborn"
     summary = "Always the same."
@@ -62,7 +62,7 @@ class Stubborn(ScanPolicy):
         return self.spot
 
 
-def test_events_are_published_once_they_happened(a100: Geometry) -> None:
+def test_events_are_published_after_the_change(a100: Geometry) -> None:
     cluster = Cluster.of(a100, 1)
     scheduler = Scheduler(cluster)
     seen: list[object] = []
@@ -74,7 +74,7 @@ def test_events_are_published_once_they_happened(a100: Geometry) -> None:
     assert seen == [Placed(instance), rejection, Released(instance)]
 
 
-def test_a_policy_that_declares_nothing_works_and_says_so(a100: Geometry) -> None:
+def test_a_scan_policy_works_and_is_marked_as_such(a100: Geometry) -> None:
     cluster = Cluster.of(a100, 3)
     scheduler = Scheduler(cluster, LastGpu())
     assert scheduler.scans
@@ -89,7 +89,7 @@ def test_a_policy_that_declares_nothing_works_and_says_so(a100: Geometry) -> Non
 
 
 class SpreadThenPack(AdaptivePolicy):
-    """Spreads while most of the cluster is free, packs after that."""
+    """Spread instances while most of the cluster is free, then pack them."""
 
     name = "spread-then-pack"
     summary = "Worst-fit up to half full, best-fit above."
@@ -101,7 +101,7 @@ class SpreadThenPack(AdaptivePolicy):
         return self.spread if cluster.free_slices * 2 > cluster.slices else self.pack
 
 
-def test_a_policy_can_look_at_cluster_wide_counts(a100: Geometry) -> None:
+def test_an_adaptive_policy_sees_cluster_totals(a100: Geometry) -> None:
     scheduler = Scheduler(Cluster.of(a100, 2), SpreadThenPack())
     assert not scheduler.scans
     placed = [scheduler.submit("3g.40gb") for _ in range(2)] + [scheduler.submit("1g.10gb")]
@@ -110,12 +110,14 @@ def test_a_policy_can_look_at_cluster_wide_counts(a100: Geometry) -> None:
     assert [p.gpu for p in more if isinstance(p, Instance)] == [0, 0], "it packs now"
 
 
-def test_policies_are_not_trusted(a100: Geometry) -> None:
+def test_illegal_choices_of_a_policy_are_refused(a100: Geometry) -> None:
     cluster = Cluster.of(a100, 2)
     cluster.place(0, "1g.10gb", 0)
     four = a100.placement("4g.40gb", 0)
     assert four is not None
-    with pytest.raises(PolicyError, match=r"chose badly: 4g\.40gb at slice 0 of GPU 0 overlaps"):
+    with pytest.raises(
+        PolicyError, match=r"made an illegal choice: 4g\.40gb at slice 0 of GPU 0 overlaps"
+    ):
         Scheduler(cluster, Stubborn(Spot(0, four))).submit("4g.40gb")
     with pytest.raises(PolicyError, match="not schedulable"):
         Scheduler(cluster, Stubborn(Spot(7, four))).submit("4g.40gb")
@@ -132,7 +134,7 @@ def test_policies_are_not_trusted(a100: Geometry) -> None:
         Scheduler(cluster, Neither())
 
 
-def test_a_rejection_is_a_sentence(a100: Geometry) -> None:
+def test_text_of_rejections(a100: Geometry) -> None:
     scheduler = Scheduler(Cluster.of(a100, 1), "first-fit-strict")
     scheduler.submit("3g.40gb")
     assert str(scheduler.submit("4g.40gb")) == (
@@ -146,7 +148,7 @@ def test_a_rejection_is_a_sentence(a100: Geometry) -> None:
     )
 
 
-def test_a_model_that_joins_later_is_seen(a100: Geometry) -> None:
+def test_a_model_added_later_is_used(a100: Geometry) -> None:
     from slicewise import load_geometry
 
     cluster = Cluster.of(a100, 1)
@@ -158,7 +160,7 @@ def test_a_model_that_joins_later_is_seen(a100: Geometry) -> None:
     assert found.gpu == 1
 
 
-def test_a_need_takes_what_wastes_least_across_models(a100: Geometry) -> None:
+def test_a_need_takes_the_least_wasteful_profile_across_models(a100: Geometry) -> None:
     from slicewise import load_geometry
 
     cluster = Cluster.of(a100, 1)
@@ -173,7 +175,7 @@ def test_a_need_takes_what_wastes_least_across_models(a100: Geometry) -> None:
     ]
 
 
-def test_what_is_kept_ready_is_bounded(a100: Geometry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_caches_are_bounded(a100: Geometry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler_module, "_REMEMBERED_NAMES", 2)
     scheduler = Scheduler(Cluster.of(a100, 1))
     for number in range(5):
@@ -183,11 +185,11 @@ def test_what_is_kept_ready_is_bounded(a100: Geometry, monkeypatch: pytest.Monke
     ranking, reasons = Ranking(Mfi(), cluster, keep=2), Reasons(cluster, keep=2)
     for memory in range(4):
         ranking.row(Request(Need(1, memory)))
-        reasons.nowhere(Request(Need(9, memory)))
+        reasons.for_cluster(Request(Need(9, memory)))
     assert len(ranking._rows) == len(reasons._obstacles) == 2
 
 
-def test_several_are_placed_together_and_published_then(a100: Geometry) -> None:
+def test_several_instances_are_placed_together_then_published(a100: Geometry) -> None:
     cluster = Cluster.of(a100, 2)
     scheduler = Scheduler(cluster, "first-fit")
     seen: list[object] = []
@@ -198,10 +200,10 @@ def test_several_are_placed_together_and_published_then(a100: Geometry) -> None:
     assert isinstance(placed, tuple)
     assert [(instance.gpu, instance.start) for instance in placed] == [(0, 0), (0, 4), (1, 0)]
     assert seen == [Placed(instance) for instance in placed]
-    assert states == [3, 3, 3], "nobody is told of the first before the last is placed"
+    assert states == [3, 3, 3], "no event before the last one is placed"
 
 
-def test_several_or_none(a100: Geometry) -> None:
+def test_several_instances_are_placed_all_or_none(a100: Geometry) -> None:
     cluster = Cluster.of(a100, 2)
     scheduler = Scheduler(cluster, "mfi")
     held = scheduler.submit_all(Request("2g.20gb"), 1)
@@ -222,14 +224,14 @@ def test_several_or_none(a100: Geometry) -> None:
     assert cluster.state_of == before
     assert isinstance(scheduler.submit_all("3g.40gb", 4, waits=True), Rejection)
     assert seen == [rejection], "a request that goes on waiting was not rejected"
-    with pytest.raises(SlicewiseError, match=r"0 instances of 3g\.40gb are none to place"):
+    with pytest.raises(SlicewiseError, match=r"cannot place 0 instances of 3g\.40gb"):
         scheduler.submit_all("3g.40gb", 0)
     assert isinstance(held, tuple)
     scheduler.release(held[0])
     assert isinstance(scheduler.submit_all("3g.40gb", 4), tuple)
 
 
-def test_a_policy_that_fails_half_way_leaves_nothing_behind(a100: Geometry) -> None:
+def test_a_policy_error_undoes_earlier_instances(a100: Geometry) -> None:
     class GivesOut(LastGpu):
         left = 2
 
@@ -249,7 +251,7 @@ def test_a_policy_that_fails_half_way_leaves_nothing_behind(a100: Geometry) -> N
     assert seen == []
 
 
-def test_whose_turn_it_is_can_be_carried_over(a100: Geometry) -> None:
+def test_the_position_of_round_robin_can_be_restored(a100: Geometry) -> None:
     scheduler = Scheduler(Cluster.of(a100, 3), "round-robin")
     scheduler.submit("1g.10gb")
     assert scheduler.turn == 1
@@ -262,7 +264,7 @@ def test_whose_turn_it_is_can_be_carried_over(a100: Geometry) -> None:
     assert scan.turn == 0, "a scan policy keeps what it likes by itself"
 
 
-def test_moves_are_published_once_all_are_made(a100: Geometry) -> None:
+def test_moves_are_published_after_the_last_one(a100: Geometry) -> None:
     cluster = Cluster.of(a100, 2)
     scheduler = Scheduler(cluster, "first-fit")
     heard: list[object] = []
@@ -274,6 +276,6 @@ def test_moves_are_published_once_all_are_made(a100: Geometry) -> None:
     assert (there.gpu, there.start) == (1, 4)
     assert heard == [Moved(instance, there)]
     with pytest.raises(PlacementError):
-        scheduler.move([Move(there, 0, 0), Move(instance, 0, 4)])  # the second is not there
+        scheduler.move([Move(there, 0, 0), Move(instance, 0, 4)])  # the second does not exist
     assert heard == [Moved(instance, there)]
     assert list(cluster.instances()) == [there]

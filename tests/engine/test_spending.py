@@ -1,13 +1,13 @@
-"""A budget is never overdrawn, and goes first to what is worth the most."""
+"""A budget is never exceeded, and is spent on the most valuable rescues first."""
 
 from __future__ import annotations
 
 import pytest
 
-from slicewise.engine.spending import CHEAPEST, DEAREST, LONGEST_PLAN, Budget, worth
+from slicewise.engine.move_budget import CHEAPEST, DEAREST, LONGEST_PLAN, Budget, worth
 
 
-def test_a_rescue_is_worth_less_the_larger_and_the_fuller() -> None:
+def test_a_rescue_is_worth_less_if_larger_or_if_the_cluster_is_fuller() -> None:
     for free in (10, 30, 100, 400):
         by_size = [worth(size, 8, free, 800) for size in (1, 2, 4, 8)]
         assert by_size == sorted(by_size, reverse=True)
@@ -20,7 +20,7 @@ def test_a_rescue_is_worth_less_the_larger_and_the_fuller() -> None:
     assert worth(8, 8, 400, 800) == pytest.approx(0.8, abs=1e-3)
 
 
-def test_a_budget_saves_and_gets_cheaper() -> None:
+def test_the_price_falls_with_savings() -> None:
     budget = Budget(0.02)
     for _ in range(49):
         budget.earn()
@@ -44,7 +44,7 @@ def test_a_budget_saves_and_gets_cheaper() -> None:
     assert budget.longest_plan(3 * CHEAPEST) == 3
 
 
-def test_a_confined_budget_does_not_spend_what_was_saved_before() -> None:
+def test_a_confined_budget_ignores_earlier_savings() -> None:
     budget = Budget(0.5)
     for _ in range(100):
         budget.earn()
@@ -57,7 +57,7 @@ def test_a_confined_budget_does_not_spend_what_was_saved_before() -> None:
     assert budget.longest_plan(1) == 0
 
 
-def test_what_is_saved_is_spent_the_more_freely_the_nearer_the_end_is() -> None:
+def test_the_price_falls_towards_the_end() -> None:
     prices = []
     for left in (100_000, 5_000, 1_000, 100, 0):
         budget = Budget(0.02)
@@ -73,7 +73,7 @@ def test_what_is_saved_is_spent_the_more_freely_the_nearer_the_end_is() -> None:
     assert prices[-1] < 0.25 * prices[0]
 
 
-def test_who_earns_nothing_spends_nothing() -> None:
+def test_a_budget_without_income_allows_no_moves() -> None:
     budget = Budget(0)
     budget.confine(100)
     budget.earn()

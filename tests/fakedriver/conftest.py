@@ -1,4 +1,4 @@
-"""The fake driver, built once, and machines to try it on."""
+"""Fixtures: the fake driver library and simulated machines."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from slicewise.fakedriver import Machine
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The driver's library, shared by all workers of a run."""
+    """The fake driver library, shared by all workers of a run."""
     return built(tmp_path_factory.getbasetemp().parent / "fakedriver")
 
 
 @pytest.fixture
 def machine(tmp_path: Path, library: Path) -> Machine:
-    """Two H200 with MIG on."""
+    """A machine with two H200 and MIG on."""
     return Machine.create(tmp_path / "machine", "H200", 2)
 
 
 @pytest.fixture
 def nvml(machine: Machine, library: Path) -> Iterator[Any]:
-    """NVIDIA's binding, initialised on ``machine``."""
+    """pynvml, initialized on ``machine``."""
     with attached(machine, library) as binding:
         yield binding
 
@@ -39,7 +39,7 @@ def gpu(nvml: Any) -> Any:
 
 @pytest.fixture
 def make(tmp_path: Path) -> Callable[..., Machine]:
-    """A maker of further machines, each in a file of its own."""
+    """A function that creates further machines, each in its own file."""
     made: list[Machine] = []
 
     def machine(model: Any = "H200", gpus: int = 1, **options: Any) -> Machine:

@@ -1,4 +1,4 @@
-"""What the tests of the fake driver share: the library, and calling it without a binding."""
+"""Helpers: the fake driver library, called through pynvml or directly."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FULL = nvml.NVML_ERROR_INSUFFICIENT_RESOURCES
 
 
 def built(folder: Path) -> Path:
-    """The library; without a C compiler the test is skipped by name, except in CI."""
+    """Build the library; skip the test without a C compiler, except in CI."""
     try:
         return build(folder)
     except SlicewiseError as error:
@@ -37,8 +37,8 @@ def built(folder: Path) -> Path:
 
 @contextmanager
 def attached(machine: Machine, library: Path) -> Iterator[Any]:
-    """NVIDIA's binding in this process, on a machine."""
-    ctypes.CDLL(str(library))  # the binding asks for the same SONAME and gets this one
+    """pynvml in this process, attached to a machine."""
+    ctypes.CDLL(str(library))  # pynvml loads the same SONAME and gets this library
     before = {name: os.environ.get(name) for name in machine.environment(library)}
     os.environ.update(machine.environment(library))
     try:
@@ -59,14 +59,14 @@ def attached(machine: Machine, library: Path) -> Iterator[Any]:
 
 
 def run(machine: Machine, library: Path, program: str, *arguments: str) -> int:
-    """Run a program with ``nvml`` initialised, in a process of its own; returns its status."""
+    """Run a program with ``nvml`` initialized in a new process, and return its exit status."""
     return start(machine, library, program, *arguments).wait()
 
 
 def start(
     machine: Machine, library: Path, program: str, *arguments: str, **options: Any
 ) -> subprocess.Popen[str]:
-    """Start such a program."""
+    """Start a program with ``nvml`` initialized in a new process."""
     text = f"import sys, os\nimport pynvml as nvml\nnvml.nvmlInit()\n{program}"
     return subprocess.Popen(
         [sys.executable, "-c", text, *arguments],
@@ -77,7 +77,7 @@ def start(
 
 
 def code(call: Any, *arguments: Any) -> int:
-    """The number of the error a call of the binding raises, 0 if none."""
+    """The code of the NVML error that a call raises; 0 without an error."""
     try:
         call(*arguments)
     except nvml.NVMLError as error:
@@ -86,25 +86,25 @@ def code(call: Any, *arguments: Any) -> int:
 
 
 def create(device: Any, profile_id: int, start: int, size: int) -> Any:
-    """A GPU instance at an exact place."""
+    """Create a GPU instance at a placement."""
     place = nvml.c_nvmlGpuInstancePlacement_t(start, size)
     return nvml.nvmlDeviceCreateGpuInstanceWithPlacement(device, profile_id, ctypes.byref(place))
 
 
 def profiles(device: Any) -> dict[str, Any]:
-    """The profiles a GPU offers, by name, asked for by NVML's numbers."""
+    """The profiles of a GPU by name, queried by NVML's constants."""
     found = {}
     for number in range(nvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
         try:
             info = nvml.nvmlDeviceGetGpuInstanceProfileInfo(device, number)
         except (nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument):
-            continue  # a number of another GPU, or one younger than the driver
+            continue  # a constant of another GPU, or newer than the driver
         found[str(info.name).removeprefix("MIG ")] = info
     return found
 
 
 def placements(device: Any, profile_id: int) -> list[tuple[int, int]]:
-    """The starts and sizes that a profile may have."""
+    """The possible placements of a profile as (start, size)."""
     count = ctypes.c_uint()
     nvml.nvmlDeviceGetGpuInstancePossiblePlacements(device, profile_id, None, ctypes.byref(count))
     room = (nvml.c_nvmlGpuInstancePlacement_t * count.value)()
@@ -121,18 +121,18 @@ def instances(device: Any, profile_id: int) -> list[Any]:
 
 
 def found_on(device: Any, offered: dict[str, Any] | None = None) -> set[tuple[str, int, int]]:
-    """Every GPU instance as profile, start and size, read back through the binding."""
+    """All GPU instances as (profile, start, size), read through pynvml."""
     there = set()
     for name, info in (offered or profiles(device)).items():
         for instance in instances(device, info.id):
-            told = nvml.nvmlGpuInstanceGetInfo(instance)
-            assert told.profileId == info.id
-            there.add((name, told.placement.start, told.placement.size))
+            placed = nvml.nvmlGpuInstanceGetInfo(instance)
+            assert placed.profileId == info.id
+            there.add((name, placed.placement.start, placed.placement.size))
     return there
 
 
 def shapes() -> list[Geometry]:
-    """One model of every kind of geometry: those that differ in names only are the same kind."""
+    """One model per kind of geometry; geometries that differ only in names are one kind."""
     kinds: dict[object, Geometry] = {}
     for geometry in SCHEDULABLE:
         shape = (
@@ -145,7 +145,7 @@ def shapes() -> list[Geometry]:
 
 
 class Direct:
-    """The library called without a binding, for walks of many steps."""
+    """Calls the library without pynvml, for walks of many steps."""
 
     def __init__(self, machine: Machine, library: Path) -> None:
         self.machine = machine
@@ -168,7 +168,7 @@ class Direct:
             os.environ.pop(name)
 
     def create(self, gpu: int, profile_id: int, start: int, size: int) -> tuple[int, Any]:
-        """The code and the handle of a new GPU instance at a place."""
+        """Create a GPU instance at a placement; return the code and the handle."""
         place, handle = (ctypes.c_uint * 2)(start, size), ctypes.c_void_p()
         code = self.c.nvmlDeviceCreateGpuInstanceWithPlacement(
             self.devices[gpu], profile_id, place, ctypes.byref(handle)
@@ -176,7 +176,7 @@ class Direct:
         return code, handle
 
     def create_anywhere(self, gpu: int, profile_id: int) -> tuple[int, Any]:
-        """The same where the driver chooses."""
+        """Create a GPU instance where the driver chooses; return the code and the handle."""
         handle = ctypes.c_void_p()
         code = self.c.nvmlDeviceCreateGpuInstance(
             self.devices[gpu], profile_id, ctypes.byref(handle)
@@ -184,11 +184,11 @@ class Direct:
         return code, handle
 
     def start_of(self, handle: Any) -> int:
-        """Where a GPU instance starts."""
+        """The start of a GPU instance."""
         info = nvml.c_nvmlGpuInstanceInfo_t()
         assert self.c.nvmlGpuInstanceGetInfo(handle, ctypes.byref(info)) == 0
         return int(info.placement.start)
 
     def destroy(self, handle: Any) -> int:
-        """The code of destroying a GPU instance."""
+        """Destroy a GPU instance and return the code."""
         return int(self.c.nvmlGpuInstanceDestroy(handle))

@@ -1,4 +1,4 @@
-"""A program that uses NVML, on GPUs that do not exist."""
+"""A program that uses NVML on simulated GPUs."""
 
 import os
 import subprocess

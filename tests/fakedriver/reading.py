@@ -1,4 +1,4 @@
-"""Reads everything a driver says without changing anything, and prints it as JSON.
+"""Reads everything a driver reports without changing anything, and prints it as JSON.
 
 Run on a machine with an NVIDIA driver or on the fake one: what they answer can then be compared
 call by call. Needs nothing but Python and nvidia-ml-py.
@@ -15,14 +15,14 @@ from typing import Any
 import pynvml as nvml  # type: ignore[import-untyped]
 
 BEYOND = 3
-"""So many numbers are tried past the last profile pynvml knows."""
+"""How many profile constants are tried beyond those of pynvml."""
 
 PROFILES = range(nvml.NVML_GPU_INSTANCE_PROFILE_COUNT + BEYOND)
 IDS = range(72)
 
 
 class ProfileV3(ctypes.Structure):
-    """nvmlGpuInstanceProfileInfo_v3_t, which nvidia-ml-py does not describe."""
+    """nvmlGpuInstanceProfileInfo_v3_t, which pynvml lacks."""
 
     _fields_ = (
         ("version", ctypes.c_uint),
@@ -37,7 +37,7 @@ class ProfileV3(ctypes.Structure):
 
 
 def answer(call: Callable[..., Any], *arguments: Any) -> Any:
-    """What a call answers, or the number of its error."""
+    """The result of a call, or its error code."""
     try:
         return plain(call(*arguments))
     except nvml.NVMLError as error:
@@ -45,7 +45,7 @@ def answer(call: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON can hold it: structures by field, text for bytes."""
+    """Convert a value to JSON types: structures become objects, bytes become text."""
     if isinstance(value, ctypes.Structure):
         return {field[0]: plain(_held(value, *field)) for field in value._fields_}
     if isinstance(value, bytes):
@@ -58,7 +58,7 @@ def plain(value: Any) -> Any:
 
 
 def _held(value: ctypes.Structure, name: str, kind: Any) -> Any:
-    """A field; text to its last character, even where a zero stands before it."""
+    """The value of a field; text includes what follows a zero byte."""
     if getattr(kind, "_type_", None) is not ctypes.c_char:
         return getattr(value, name)
     place = getattr(type(value), name)
@@ -66,7 +66,7 @@ def _held(value: ctypes.Structure, name: str, kind: Any) -> Any:
 
 
 def raw(name: str, *arguments: Any) -> Any:
-    """Call a function of the library itself; its number where it is not success."""
+    """Call a library function directly and return its error code, if any."""
     code = nvml._nvmlGetFunctionPointer(name)(*arguments)
     if code:
         raise nvml.NVMLError(code)
@@ -74,14 +74,14 @@ def raw(name: str, *arguments: Any) -> Any:
 
 
 def profile_v3(device: Any, profile: int, version: int) -> Any:
-    """A profile in the third form of the structure."""
+    """A profile in version 3 of the structure."""
     info = ProfileV3(version=version)
     raw("nvmlDeviceGetGpuInstanceProfileInfoV", device, profile, ctypes.byref(info))
     return info
 
 
 def placements(device: Any, profile_id: int) -> Any:
-    """The count asked for first, then the placements."""
+    """The number of placements, and the placements."""
     count = ctypes.c_uint(0)
     raw(
         "nvmlDeviceGetGpuInstancePossiblePlacements_v2",
@@ -96,15 +96,15 @@ def placements(device: Any, profile_id: int) -> Any:
 
 
 def instances(device: Any, profile_id: int) -> Any:
-    """How many GPU instances of a profile there are."""
+    """The number of GPU instances of a profile."""
     count = ctypes.c_uint(0)
     room = (nvml.c_nvmlGpuInstance_t * 64)()
     nvml.nvmlDeviceGetGpuInstances(device, profile_id, room, ctypes.byref(count))
     return count.value
 
 
-def waiting(device: Any) -> Any:
-    """An event set with nothing to tell."""
+def empty_event_set(device: Any) -> Any:
+    """The result of waiting on an event set without events."""
     events = nvml.nvmlEventSetCreate()
     try:
         nvml.nvmlDeviceRegisterEvents(device, nvml.nvmlEventTypeXidCriticalError, events)
@@ -114,7 +114,7 @@ def waiting(device: Any) -> Any:
 
 
 def of_device(device: Any) -> dict[str, Any]:
-    """Everything one GPU says."""
+    """Everything the driver reports about a GPU."""
     third = ctypes.sizeof(ProfileV3) | 3 << 24
     calls: dict[str, Callable[[], Any]] = {
         "name": lambda: nvml.nvmlDeviceGetName(device),
@@ -149,7 +149,7 @@ def of_device(device: Any) -> dict[str, Any]:
         "serial": lambda: nvml.nvmlDeviceGetSerial(device),
         "processes": lambda: nvml.nvmlDeviceGetComputeRunningProcesses(device),
         "events": lambda: nvml.nvmlDeviceGetSupportedEventTypes(device),
-        "waiting": lambda: waiting(device),
+        "waiting": lambda: empty_event_set(device),
         "profile v3, wrong version": lambda: profile_v3(device, 0, third | 7 << 24),
         "profile v3, no version": lambda: profile_v3(device, 0, 0),
         "uuid, too short": lambda: raw(
@@ -160,8 +160,8 @@ def of_device(device: Any) -> dict[str, Any]:
             "nvmlDeviceGetGpuInstancePossiblePlacements_v2", device, 19, None, None
         ),
     }
-    told: dict[str, Any] = {name: answer(call) for name, call in calls.items()}
-    told["profiles"] = {
+    result: dict[str, Any] = {name: answer(call) for name, call in calls.items()}
+    result["profiles"] = {
         str(number): [
             answer(nvml.nvmlDeviceGetGpuInstanceProfileInfo, device, number, 1),
             answer(nvml.nvmlDeviceGetGpuInstanceProfileInfo, device, number),
@@ -169,7 +169,7 @@ def of_device(device: Any) -> dict[str, Any]:
         ]
         for number in PROFILES
     }
-    told["ids"] = {
+    result["ids"] = {
         str(number): {
             "info": answer(nvml.nvmlDeviceGetGpuInstanceProfileInfoById, device, number),
             "placements": answer(placements, device, number),
@@ -178,16 +178,16 @@ def of_device(device: Any) -> dict[str, Any]:
         }
         for number in IDS
     }
-    return told
+    return result
 
 
 def everything() -> dict[str, Any]:
-    """Everything the driver says."""
-    told: dict[str, Any] = {"before init": answer(nvml.nvmlDeviceGetCount)}
+    """Everything the driver reports."""
+    result: dict[str, Any] = {"before init": answer(nvml.nvmlDeviceGetCount)}
     nvml.nvmlInit()
     count = nvml.nvmlDeviceGetCount()
     known = nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(0)) if count else ""
-    told |= {
+    result |= {
         "driver": answer(nvml.nvmlSystemGetDriverVersion),
         "nvml": answer(nvml.nvmlSystemGetNVMLVersion),
         "cuda": answer(nvml.nvmlSystemGetCudaDriverVersion),
@@ -211,9 +211,9 @@ def everything() -> dict[str, Any]:
         "devices": [of_device(nvml.nvmlDeviceGetHandleByIndex(index)) for index in range(count)],
     }
     nvml.nvmlShutdown()
-    told["after shutdown"] = answer(nvml.nvmlDeviceGetCount)
-    told["shutdown twice"] = answer(nvml.nvmlShutdown)
-    return told
+    result["after shutdown"] = answer(nvml.nvmlDeviceGetCount)
+    result["shutdown twice"] = answer(nvml.nvmlShutdown)
+    return result
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the driver says of its GPUs is what the catalog knows of the model."""
+"""GPU properties: the fake driver reports what the catalog has for the model."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ H200 = {
     "4g.71gb": (5, [(0, 4)], 1),
     "7g.141gb": (0, [(0, 8)], 1),
 }
-"""Read from a real H200 with driver 580: id, placements, most instances."""
+"""Read from a real H200 with driver 580: id, placements, maximum number of instances."""
 
 
 @pytest.mark.parametrize("mig", [True, False])
-def test_an_h200_says_what_a_real_one_does(
+def test_h200_reports_what_a_real_one_does(
     mig: bool, make: Callable[..., Machine], library: Path
 ) -> None:
     machine = make("H200", 2, mig=mig)
     with attached(machine, library) as nvml:
         for index in range(2):
             device = nvml.nvmlDeviceGetHandleByIndex(index)
-            told = {
+            found = {
                 name: (info.id, placements(device, info.id), info.instanceCount)
                 for name, info in profiles(device).items()
             }
-            assert told == H200
+            assert found == H200
             assert nvml.nvmlDeviceGetMigMode(device) == [mig, mig]
             assert nvml.nvmlDeviceGetMaxMigDeviceCount(device) == (7 if mig else 0)
 
 
-def test_every_model_is_read_back_as_the_catalog_has_it(
+def test_every_model_matches_the_catalog(
     geometry: Geometry, make: Callable[..., Machine], library: Path
 ) -> None:
     entry = Catalog.builtin().find(geometry.model)
@@ -85,7 +85,7 @@ def test_every_model_is_read_back_as_the_catalog_has_it(
             assert bytes(by_id) == bytes(info)
 
 
-def test_profiles_a_model_lacks_are_not_supported(gpu: Any, nvml: Any) -> None:
+def test_profiles_of_other_models_are_not_supported(gpu: Any, nvml: Any) -> None:
     assert code(nvml.nvmlDeviceGetGpuInstanceProfileInfo, gpu, 0x5) == NOT_SUPPORTED
     assert code(nvml.nvmlDeviceGetGpuInstanceProfileInfo, gpu, 0x12) == 2
     assert code(nvml.nvmlDeviceGetGpuInstanceProfileInfo, gpu, 0x11) == 2
@@ -95,15 +95,15 @@ def test_profiles_a_model_lacks_are_not_supported(gpu: Any, nvml: Any) -> None:
     assert code(nvml.nvmlDeviceCreateGpuInstance, gpu, 21) == 2
 
 
-def test_ids_are_not_nvmls_numbers(gpu: Any, nvml: Any) -> None:
-    told = {}
+def test_profile_ids_differ_from_nvml_constants(gpu: Any, nvml: Any) -> None:
+    found = {}
     for number in range(nvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
         if not code(nvml.nvmlDeviceGetGpuInstanceProfileInfo, gpu, number):
-            told[number] = nvml.nvmlDeviceGetGpuInstanceProfileInfo(gpu, number).id
-    assert told == {0: 19, 1: 14, 2: 9, 3: 5, 4: 0, 7: 20, 9: 15}
+            found[number] = nvml.nvmlDeviceGetGpuInstanceProfileInfo(gpu, number).id
+    assert found == {0: 19, 1: 14, 2: 9, 3: 5, 4: 0, 7: 20, 9: 15}
 
 
-def test_gpus_are_found_by_index_uuid_and_bus(machine: Machine, nvml: Any) -> None:
+def test_gpus_are_found_by_index_uuid_and_bus_id(machine: Machine, nvml: Any) -> None:
     assert nvml.nvmlDeviceGetCount() == 2
     for index, gpu in enumerate(machine.gpus):
         device = nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
@@ -120,7 +120,7 @@ def test_gpus_are_found_by_index_uuid_and_bus(machine: Machine, nvml: Any) -> No
     assert nvml.nvmlErrorString(19) == "In use by another client"
 
 
-def test_machines_of_different_seeds_have_nothing_in_common(
+def test_machines_with_different_seeds_share_no_uuid(
     make: Callable[..., Machine], library: Path
 ) -> None:
     uuids = set()
@@ -136,9 +136,7 @@ def test_machines_of_different_seeds_have_nothing_in_common(
     assert len(uuids) == 5 * (3 + 1 + 1 + 1)
 
 
-def test_a_geometry_of_ones_own_can_be_played(
-    tmp_path: Path, make: Callable[..., Machine], library: Path
-) -> None:
+def test_custom_geometry(tmp_path: Path, make: Callable[..., Machine], library: Path) -> None:
     file = tmp_path / "own.toml"
     file.write_text(
         'model = "Own"\nmemory_gb = 8\nmemory_slices = 2\ncompute_slices = 2\n'
@@ -150,7 +148,7 @@ def test_a_geometry_of_ones_own_can_be_played(
     assert {name: info.instanceCount for name, info in found.items()} == {"1g.4gb": 2, "2g.8gb": 1}
 
 
-def test_what_cannot_be_played_is_refused_in_a_sentence(tmp_path: Path) -> None:
+def test_unsupported_models_are_refused_with_a_reason(tmp_path: Path) -> None:
     file = tmp_path / "odd.toml"
     file.write_text(
         'model = "Odd"\nmemory_gb = 8\nmemory_slices = 2\ncompute_slices = 5\n'
@@ -167,23 +165,27 @@ def test_what_cannot_be_played_is_refused_in_a_sentence(tmp_path: Path) -> None:
         Machine(tmp_path / "none")
 
 
-def test_everything_can_be_read_without_changing_anything(machine: Machine, library: Path) -> None:
+def test_reading_changes_nothing(machine: Machine, library: Path) -> None:
     before = machine.path.read_bytes()
-    told = json.loads(
+    found = json.loads(
         subprocess.check_output(
             [sys.executable, str(Path(__file__).with_name("reading.py"))],
             env=os.environ | machine.environment(library),
         )
     )
-    assert (told["before init"], told["count"], told["after shutdown"]) == ("error 1", 2, "error 1")
-    device = told["devices"][0]
+    assert (found["before init"], found["count"], found["after shutdown"]) == (
+        "error 1",
+        2,
+        "error 1",
+    )
+    device = found["devices"][0]
     first, second, third = device["profiles"]["9"]
     assert (first["id"], second["name"], third["name"]) == (15, "MIG 1g.35gb", "")
     assert device["profiles"]["18"] == ["error 2"] * 3
     assert [len(device["ids"][str(i)]["placements"]) for i in (19, 15, 0)] == [7, 4, 1]
     assert device["waiting"] == "error 10"
     assert device["profile v3, no version"] == "error 2"
-    # Calls were counted; nothing else differs.
+    # Only the call counters differ.
     after = machine.path.read_bytes()
     differs = [i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
     counters = type(machine._file).calls

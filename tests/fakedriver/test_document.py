@@ -1,4 +1,4 @@
-"""The program in docs/fake-driver.md works as it stands there."""
+"""The example program of docs/fake-driver.md works."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 
 @pytest.mark.usefixtures("library")
-def test_the_example_prints_what_the_document_says(tmp_path: Path) -> None:
+def test_example_prints_the_documented_output(tmp_path: Path) -> None:
     program = Path(__file__).with_name("example.py")
     document = Path(__file__).parents[2] / "docs" / "fake-driver.md"
     printed = subprocess.check_output([sys.executable, program], cwd=tmp_path, text=True)

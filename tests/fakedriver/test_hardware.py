@@ -1,4 +1,4 @@
-"""What happens to hardware: heat, memory errors, XIDs, GPUs that vanish, reboots."""
+"""Hardware events: temperature, memory errors, XIDs, lost GPUs, reboots."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ XID = 8
 
 @pytest.fixture
 def events(nvml: Any) -> Any:
-    """An event set that listens for XIDs of both GPUs."""
+    """An event set registered for XIDs of both GPUs."""
     made = nvml.nvmlEventSetCreate()
     for index in range(2):
         nvml.nvmlDeviceRegisterEvents(nvml.nvmlDeviceGetHandleByIndex(index), XID, made)
@@ -40,9 +40,9 @@ def test_temperature_and_memory_errors(machine: Machine, gpu: Any, nvml: Any) ->
     assert [count(gpu, kind, counter) for kind in (0, 1) for counter in (0, 1)] == [0, 5, 0, 3]
 
 
-def test_xids_are_told_in_order_to_every_listener(machine: Machine, events: Any, nvml: Any) -> None:
+def test_every_event_set_gets_xids_in_order(machine: Machine, events: Any, nvml: Any) -> None:
     other = nvml.nvmlEventSetCreate()
-    machine.xid(0, 13)  # before the other listens
+    machine.xid(0, 13)  # before the other set is registered
     nvml.nvmlDeviceRegisterEvents(nvml.nvmlDeviceGetHandleByIndex(0), XID, other)
     machine.create_instance(1, "2g.35gb", 4)
     machine.xid(1, 43, start=4)
@@ -51,11 +51,11 @@ def test_xids_are_told_in_order_to_every_listener(machine: Machine, events: Any,
     assert [(event.eventType, event.eventData) for event in seen] == [(8, 13), (8, 43), (8, 48)]
     uuids = [nvml.nvmlDeviceGetUUID(event.device) for event in seen]
     assert uuids == [machine.gpus[gpu].uuid for gpu in (0, 1, 0)]
-    nobody = 0xFFFFFFFF
+    no_instance = 0xFFFFFFFF
     assert [(e.gpuInstanceId, e.computeInstanceId) for e in seen] == [
-        (nobody, nobody),
+        (no_instance, no_instance),
         (machine.instances(1)[0].id, 0),
-        (nobody, nobody),
+        (no_instance, no_instance),
     ]
     assert code(nvml.nvmlEventSetWait_v2, events, 0) == TIMEOUT
     assert nvml.nvmlEventSetWait_v2(other, 0).eventData == 48
@@ -64,7 +64,7 @@ def test_xids_are_told_in_order_to_every_listener(machine: Machine, events: Any,
     assert code(nvml.nvmlEventSetFree, other) == INVALID_ARGUMENT
 
 
-def test_a_listener_that_waits_is_woken(machine: Machine, events: Any, nvml: Any) -> None:
+def test_event_ends_a_wait(machine: Machine, events: Any, nvml: Any) -> None:
     heard: list[int] = []
     waiting = Thread(
         target=lambda: heard.append(nvml.nvmlEventSetWait_v2(events, 600_000).eventData)
@@ -77,7 +77,7 @@ def test_a_listener_that_waits_is_woken(machine: Machine, events: Any, nvml: Any
     assert heard == [94]
 
 
-def test_of_very_many_events_the_latest_are_kept(machine: Machine, events: Any, nvml: Any) -> None:
+def test_latest_events_are_kept(machine: Machine, events: Any, nvml: Any) -> None:
     for number in range(100):
         machine.xid(0, number + 1)
     heard = []
@@ -86,7 +86,7 @@ def test_of_very_many_events_the_latest_are_kept(machine: Machine, events: Any, 
     assert heard == list(range(37, 101))
 
 
-def test_only_what_is_supported_can_be_listened_for(
+def test_only_supported_events_can_be_registered(
     machine: Machine, events: Any, gpu: Any, nvml: Any
 ) -> None:
     assert nvml.nvmlDeviceGetSupportedEventTypes(gpu) & XID
@@ -94,16 +94,14 @@ def test_only_what_is_supported_can_be_listened_for(
     machine.create_instance(0, "1g.18gb", 0)
     mig = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, 0)
     assert code(nvml.nvmlDeviceRegisterEvents, mig, XID, events) == NOT_SUPPORTED
-    machine.add_ecc(0, uncorrected=1)  # nobody listens for it
+    machine.add_ecc(0, uncorrected=1)  # not registered
     assert code(nvml.nvmlEventSetWait_v2, events, 0) == TIMEOUT
     nvml.nvmlDeviceRegisterEvents(gpu, nvml.nvmlEventTypeDoubleBitEccError, events)
     machine.add_ecc(0, uncorrected=1)
     assert nvml.nvmlEventSetWait_v2(events, 0).eventType == nvml.nvmlEventTypeDoubleBitEccError
 
 
-def test_a_gpu_that_falls_off_the_bus_answers_nothing(
-    machine: Machine, events: Any, nvml: Any
-) -> None:
+def test_calls_for_a_lost_gpu_fail(machine: Machine, events: Any, nvml: Any) -> None:
     machine.create_instance(0, "3g.71gb", 0)
     lost, well = (nvml.nvmlDeviceGetHandleByIndex(index) for index in range(2))
     mig = nvml.nvmlDeviceGetMigDeviceHandleByIndex(lost, 0)
@@ -125,7 +123,7 @@ def test_a_gpu_that_falls_off_the_bus_answers_nothing(
     assert code(nvml.nvmlGpuInstanceDestroy, instance) == INVALID_ARGUMENT
 
 
-def test_a_removed_gpu_is_gone_for_those_who_start_later(
+def test_removed_gpu_is_missing_for_new_processes(
     machine: Machine, gpu: Any, nvml: Any, library: Path
 ) -> None:
     second = machine.gpus[1].uuid
@@ -149,7 +147,7 @@ else: sys.exit("found")
 @pytest.mark.parametrize(
     ("model", "stays"), [("A100-80GB", True), ("H200", False), ("B200", False)]
 )
-def test_a_reboot(model: str, stays: bool, make: Callable[..., Machine], library: Path) -> None:
+def test_reboot(model: str, stays: bool, make: Callable[..., Machine], library: Path) -> None:
     machine = make(model, 2)
     first = machine.boot_id
     assert machine.boot_id_file.read_text() == f"{first}\n"
@@ -167,9 +165,7 @@ def test_a_reboot(model: str, stays: bool, make: Callable[..., Machine], library
     assert machine.boot_id not in {first, third}
 
 
-def test_a_mode_that_waits_for_a_reset_comes_with_the_reboot(
-    make: Callable[..., Machine], library: Path
-) -> None:
+def test_reboot_applies_pending_mig_mode(make: Callable[..., Machine], library: Path) -> None:
     machine = make("A30", mig=False)
     with attached(machine, library) as nvml:
         assert nvml.nvmlDeviceSetMigMode(nvml.nvmlDeviceGetHandleByIndex(0), 1) == 16
@@ -177,7 +173,7 @@ def test_a_mode_that_waits_for_a_reset_comes_with_the_reboot(
     assert (machine.gpus[0].mig, machine.gpus[0].mig_pending) == (True, True)
 
 
-def test_several_holds_on_one_machine_see_the_same(machine: Machine) -> None:
+def test_machine_objects_share_state(machine: Machine) -> None:
     other = Machine(machine.path)
     machine.create_instance(1, "4g.71gb", 0)
     assert other.instances() == machine.instances()
@@ -186,5 +182,5 @@ def test_several_holds_on_one_machine_see_the_same(machine: Machine) -> None:
     ]
     assert str(machine.path) in repr(machine)
     with pytest.raises(SlicewiseError, match="no instance starts at slice 0"):
-        machine.busy(0, 0)
+        machine.set_busy(0, 0)
     assert other.gpus == machine.gpus

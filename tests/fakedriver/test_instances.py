@@ -1,4 +1,4 @@
-"""GPU instances, compute instances and MIG devices: how they hang together."""
+"""GPU instances, compute instances and MIG devices."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOT_FOUND = 6
 
 
 def whole(nvml: Any, instance: Any) -> Any:
-    """The compute instance over all of a GPU instance, found as an agent would."""
+    """Create the compute instance that spans a GPU instance, as the agent does."""
     device = nvml.nvmlGpuInstanceGetInfo(instance).device
     profile_id = nvml.nvmlGpuInstanceGetInfo(instance).profileId
     slices = nvml.nvmlDeviceGetGpuInstanceProfileInfoById(device, profile_id).sliceCount
@@ -52,7 +52,7 @@ def mig_uuids(nvml: Any, device: Any) -> list[str]:
     return found
 
 
-def test_an_instance_from_nothing_to_nothing(machine: Machine, gpu: Any, nvml: Any) -> None:
+def test_lifecycle_of_an_instance(machine: Machine, gpu: Any, nvml: Any) -> None:
     instance = create(gpu, 9, 4, 4)
     assert mig_uuids(nvml, gpu) == []
     compute = whole(nvml, instance)
@@ -80,7 +80,7 @@ def test_an_instance_from_nothing_to_nothing(machine: Machine, gpu: Any, nvml: A
     again = nvml.nvmlGpuInstanceGetComputeInstanceById(by_id, 0)
     assert nvml.nvmlComputeInstanceGetInfo_v2(again).profileId == 2
 
-    assert code(nvml.nvmlGpuInstanceDestroy, instance) == IN_USE  # a compute instance is in it
+    assert code(nvml.nvmlGpuInstanceDestroy, instance) == IN_USE  # it has a compute instance
     nvml.nvmlComputeInstanceDestroy(compute)
     nvml.nvmlGpuInstanceDestroy(instance)
     assert machine.instances() == ()
@@ -89,7 +89,7 @@ def test_an_instance_from_nothing_to_nothing(machine: Machine, gpu: Any, nvml: A
     assert code(nvml.nvmlDeviceGetHandleByUUID, uuid) == NOT_FOUND
 
 
-def test_the_handle_of_what_is_gone_does_not_reach_its_successor(gpu: Any, nvml: Any) -> None:
+def test_stale_handle_is_invalid(gpu: Any, nvml: Any) -> None:
     old = create(gpu, 19, 0, 1)
     nvml.nvmlGpuInstanceDestroy(old)
     new = create(gpu, 19, 0, 1)
@@ -98,7 +98,7 @@ def test_the_handle_of_what_is_gone_does_not_reach_its_successor(gpu: Any, nvml:
     assert found_on(gpu) == {("1g.18gb", 0, 1)}
 
 
-def test_an_instance_made_again_has_another_uuid(machine: Machine, gpu: Any, nvml: Any) -> None:
+def test_recreated_instance_has_a_new_uuid(machine: Machine, gpu: Any, nvml: Any) -> None:
     uuids = set()
     for _ in range(20):
         instance = create(gpu, 19, 3, 1)
@@ -116,7 +116,7 @@ def test_ids_of_gpu_instances_differ_between_dies(machine: Machine, nvml: Any) -
         device = nvml.nvmlDeviceGetHandleByIndex(index)
         made = [create(device, *place) for place in layout]
         seen.append([nvml.nvmlGpuInstanceGetInfo(instance).id for instance in made])
-    # As reported of one host with two A100: the same placements, other ids.
+    # As reported for a host with two A100: the same placements, different ids.
     assert seen == [[2, 3, 9, 10], [1, 5, 13, 14]]
 
 
@@ -127,7 +127,7 @@ def test_seven_small_instances_leave_a_gap_in_the_ids(machine: Machine, nvml: An
     assert ids == [7, 8, 9, 11, 12, 13, 14]
 
 
-def test_a_gpu_instance_can_be_cut_up(gpu: Any, nvml: Any) -> None:
+def test_several_compute_instances_in_a_gpu_instance(gpu: Any, nvml: Any) -> None:
     instance = create(gpu, 0, 0, 8)
     offered = {}
     for number in range(nvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
@@ -178,10 +178,10 @@ def test_mig_devices_are_numbered_without_gaps(gpu: Any, nvml: Any) -> None:
     assert code(nvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu, 7) == INVALID_ARGUMENT
 
 
-def test_a_busy_instance_is_in_use(machine: Machine, gpu: Any, nvml: Any) -> None:
+def test_busy_instance_cannot_be_destroyed(machine: Machine, gpu: Any, nvml: Any) -> None:
     machine.create_instance(0, "2g.35gb", 2)
-    machine.busy(0, 2, process=4321)
-    machine.use_memory(0, 2, 5 << 30)
+    machine.set_busy(0, 2, process=4321)
+    machine.set_memory_used(0, 2, 5 << 30)
     instance = nvml.nvmlDeviceGetGpuInstanceById(gpu, machine.instances()[0].id)
     compute = nvml.nvmlGpuInstanceGetComputeInstanceById(instance, 0)
     for _ in range(2):
@@ -193,16 +193,14 @@ def test_a_busy_instance_is_in_use(machine: Machine, gpu: Any, nvml: Any) -> Non
     assert nvml.nvmlDeviceGetMemoryInfo(mig, nvml.nvmlMemory_v2).used == 5 << 30
     assert nvml.nvmlDeviceGetMemoryInfo(gpu, nvml.nvmlMemory_v2).used == 5 << 30
     assert len(nvml.nvmlDeviceGetComputeRunningProcesses(mig)) == 1
-    machine.idle(0, 2)
+    machine.set_idle(0, 2)
     assert nvml.nvmlDeviceGetComputeRunningProcesses(mig) == []
     nvml.nvmlComputeInstanceDestroy(compute)
     nvml.nvmlGpuInstanceDestroy(instance)
     assert machine.instances() == ()
 
 
-def test_what_others_make_is_seen_and_bound_by_the_same_rules(
-    machine: Machine, gpu: Any, nvml: Any
-) -> None:
+def test_create_instance_obeys_the_placement_rules(machine: Machine, gpu: Any, nvml: Any) -> None:
     view = machine.create_instance(machine.gpus[0].uuid, "1g.18gb+me", 6, compute=False)
     assert (view.id, view.computes) == (13, ())
     assert found_on(gpu) == {("1g.18gb+me", 6, 1)}
@@ -219,14 +217,14 @@ def test_what_others_make_is_seen_and_bound_by_the_same_rules(
     with pytest.raises(SlicewiseError, match="no GPU 2 in this machine"):
         machine.create_instance(2, "1g.18gb", 0)
     with pytest.raises(UnknownNameError, match="unknown GPU"):
-        machine.create_instance("GPU-nobody", "1g.18gb", 0)
+        machine.create_instance("GPU-unknown", "1g.18gb", 0)
     with pytest.raises(PlacementError, match="no instance starts at slice 0"):
         machine.destroy_instance(0, 0)
     machine.destroy_instance(0, 6)
     assert found_on(gpu) == set()
 
 
-def test_mig_mode_switches_at_once_on_hopper(make: Callable[..., Machine], library: Path) -> None:
+def test_mig_mode_changes_at_once_on_hopper(make: Callable[..., Machine], library: Path) -> None:
     machine = make("H200", mig=False)
     with attached(machine, library) as nvml:
         gpu = nvml.nvmlDeviceGetHandleByIndex(0)
@@ -254,7 +252,7 @@ def test_mig_mode_switches_at_once_on_hopper(make: Callable[..., Machine], libra
         assert code(nvml.nvmlDeviceSetMigMode, gpu, 2) == INVALID_ARGUMENT
 
 
-def test_mig_mode_waits_for_a_reset_on_ampere(make: Callable[..., Machine], library: Path) -> None:
+def test_mig_mode_needs_a_reset_on_ampere(make: Callable[..., Machine], library: Path) -> None:
     machine = make("A100-80GB", mig=False)
     with attached(machine, library) as nvml:
         gpu = nvml.nvmlDeviceGetHandleByIndex(0)
@@ -269,7 +267,7 @@ def test_mig_mode_waits_for_a_reset_on_ampere(make: Callable[..., Machine], libr
         assert machine.instances() == ()
 
 
-def test_a_mig_device_is_no_gpu(machine: Machine, gpu: Any, nvml: Any) -> None:
+def test_mig_device_is_not_a_gpu(machine: Machine, gpu: Any, nvml: Any) -> None:
     machine.create_instance(0, "1g.18gb", 0)
     mig = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, 0)
     for question in (

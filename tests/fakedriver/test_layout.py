@@ -1,4 +1,4 @@
-"""Both sides of the state file agree to the byte, and so do the driver and NVIDIA's binding."""
+"""Structures: Python and C agree on the state file, the driver and pynvml on NVML."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pynvml as nvml  # type: ignore[import-untyped]
 import pytest
 
-from slicewise.fakedriver import building, layout
+from slicewise.fakedriver import layout, library
 
 STATE = (
     *(layout.ComputeProfile, layout.GpuProfile, layout.GpuFacts, layout.GpuInstance),
@@ -35,7 +35,7 @@ ABI = {
 
 
 def _shape(structure: type[ctypes.Structure]) -> list[tuple[str, int, int]]:
-    """Field by field: name, offset, size."""
+    """The name, offset and size of each field."""
     return [
         (field[0], getattr(structure, field[0]).offset, getattr(structure, field[0]).size)
         for field in structure._fields_
@@ -43,9 +43,9 @@ def _shape(structure: type[ctypes.Structure]) -> list[tuple[str, int, int]]:
 
 
 @pytest.mark.usefixtures("library")
-def test_every_field_lies_where_the_driver_has_it(tmp_path: Path) -> None:
+def test_fields_have_the_same_offsets_as_in_c(tmp_path: Path) -> None:
     structures = {s.__name__: s for s in STATE} | ABI
-    for name, text in building.sources().items():
+    for name, text in library.sources().items():
         if name.endswith(".h"):
             (tmp_path / name).write_text(text)
     lines = ['#include "state.h"', "#include <stddef.h>", "#include <stdio.h>", "int main(void) {"]
@@ -60,16 +60,16 @@ def test_every_field_lies_where_the_driver_has_it(tmp_path: Path) -> None:
     (tmp_path / "shapes.c").write_text("\n".join(lines))
     compiler = os.environ.get("CC", "cc").split()[0]
     subprocess.run([compiler, "-o", "shapes", "shapes.c"], cwd=tmp_path, check=True)
-    told = subprocess.check_output(tmp_path / "shapes", text=True).splitlines()
+    output = subprocess.check_output(tmp_path / "shapes", text=True).splitlines()
     expected = []
     for name, structure in structures.items():
         expected.append(f"{name} {ctypes.sizeof(structure)}")
         expected += [f"{name} {field} {at} {size}" for field, at, size in _shape(structure)]
-    assert told == expected
+    assert output == expected
 
 
-def test_the_limits_are_the_same() -> None:
-    header = building.sources()["state.h"]
+def test_limits_are_the_same_as_in_c() -> None:
+    header = library.sources()["state.h"]
     for name in (
         *("MAX_GPUS", "MAX_SLICES", "MAX_PROFILES", "MAX_BUDGETS", "MAX_COMPUTE_PROFILES"),
         *("MAX_FAULTS", "MAX_FUNCTIONS", "MAX_EVENTS", "UUID_SIZE"),
@@ -78,7 +78,7 @@ def test_the_limits_are_the_same() -> None:
     assert f"{layout.MAGIC:#x}" in header
 
 
-def test_every_function_the_binding_would_call_has_its_name_there() -> None:
+def test_function_names_are_those_of_pynvml() -> None:
     source = Path(nvml.__file__).read_text()
-    unknown = {name for name in building.functions() if f'"{name}"' not in source}
-    assert unknown == {"nvmlInit_v2"}  # the binding uses nvmlInitWithFlags; others use this one
+    unknown = {name for name in library.functions() if f'"{name}"' not in source}
+    assert unknown == {"nvmlInit_v2"}  # pynvml calls nvmlInitWithFlags instead

@@ -1,4 +1,4 @@
-"""Every placement of every model: the driver allows what the scheduler does, and nothing else."""
+"""Every placement of every model: the driver allows exactly what the scheduler allows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from slicewise.core.states import ILLEGAL, state_space
 from slicewise.fakedriver import Machine
 
 
-def test_every_place_on_an_empty_gpu(
+def test_every_placement_on_an_empty_gpu(
     geometry: Geometry, make: Callable[..., Machine], library: Path
 ) -> None:
     machine = make(geometry.model)
@@ -88,10 +88,8 @@ def test_every_pair_of_placements(
 
 
 @pytest.mark.parametrize("kind", shapes(), ids=lambda g: g.model)
-def test_every_state_a_gpu_can_be_in(
-    kind: Geometry, make: Callable[..., Machine], library: Path
-) -> None:
-    """Walk every state once, along a tree, and try every placement in each."""
+def test_every_state_of_a_gpu(kind: Geometry, make: Callable[..., Machine], library: Path) -> None:
+    """Visit every state once and try every placement in it."""
     space = state_space(kind)
     machine = make(kind.model)
     visited: set[int] = set()
@@ -129,7 +127,7 @@ def _ids(machine: Machine, geometry: Geometry) -> dict[str, int]:
     }
 
 
-def test_the_driver_fills_a_gpu_in_its_own_order(machine: Machine, gpu: Any, nvml: Any) -> None:
+def test_driver_fills_a_gpu_in_its_preferred_order(machine: Machine, gpu: Any, nvml: Any) -> None:
     for profile_id, order in ((19, [6, 4, 5, 0, 1, 2, 3]), (14, [4, 0, 2]), (9, [4, 0])):
         made = [nvml.nvmlDeviceCreateGpuInstance(gpu, profile_id) for _ in order]
         starts = [nvml.nvmlGpuInstanceGetInfo(instance).placement.start for instance in made]
@@ -141,13 +139,13 @@ def test_the_driver_fills_a_gpu_in_its_own_order(machine: Machine, gpu: Any, nvm
     assert machine.instances() == ()
 
 
-def test_the_known_bad_order_fails_as_on_hardware(gpu: Any, nvml: Any) -> None:
+def test_known_bad_order_fails_as_on_hardware(gpu: Any, nvml: Any) -> None:
     for profile_id in (19, 19, 14):
         nvml.nvmlDeviceCreateGpuInstance(gpu, profile_id)
     assert code(nvml.nvmlDeviceCreateGpuInstance, gpu, 9) == FULL
 
 
-def test_only_one_instance_holds_the_media_extension(gpu: Any, nvml: Any) -> None:
+def test_only_one_instance_has_the_media_extension(gpu: Any, nvml: Any) -> None:
     create(gpu, 20, 0, 1)
     assert code(create, gpu, 20, 1, 1) == FULL
     assert nvml.nvmlDeviceGetGpuInstanceRemainingCapacity(gpu, 20) == 0

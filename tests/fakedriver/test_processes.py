@@ -1,4 +1,4 @@
-"""Many processes and threads at once, and processes killed at any time: the state stays whole."""
+"""Concurrent processes and threads, and killed processes: the state stays consistent."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ for _ in range(int(sys.argv[2])):
             nvml.nvmlComputeInstanceDestroy(computed)
             nvml.nvmlGpuInstanceDestroy(victim)
         except nvml.NVMLError:
-            pass  # somebody else was faster, or is between its two steps
+            pass  # another process was faster, or is between its two steps
 print(made)
 """
-"""Creates and destroys at random, on the same GPUs as its neighbours."""
+"""Creates and destroys instances at random, on the same GPUs as other processes."""
 
 
 def check(machine: Machine) -> int:
-    """What exists must be what the scheduler would allow; returns how many instances there are."""
+    """Check that the scheduler would allow all instances; return their number."""
     views: tuple[InstanceView, ...] = machine.instances()
     cluster = Cluster.of(load_geometry("H200"), len(machine.gpus))
     for view in views:
@@ -70,7 +70,7 @@ def check(machine: Machine) -> int:
         for compute in view.computes:
             assert (compute.id, compute.start) == (0, 0)
             assert compute.profile == view.profile
-    image = machine._now()
+    image = machine._snapshot()
     serials = Counter(
         thing.serial
         for gpu in image.gpus
@@ -87,27 +87,25 @@ def check(machine: Machine) -> int:
     return len(views)
 
 
-def test_processes_at_once_lose_nothing(machine: Machine, library: Path) -> None:
+def test_concurrent_processes_lose_no_change(machine: Machine, library: Path) -> None:
     running = [
         start(machine, library, CHURN, str(seed), str(ROUNDS), stdout=subprocess.PIPE)
         for seed in range(PROCESSES)
     ]
     made = 0
     for process in running:
-        told, _ = process.communicate()
+        output, _ = process.communicate()
         assert process.returncode == 0
-        made += int(told)
+        made += int(output)
     check(machine)
-    # Every success took a serial number: had one overwritten another, numbers would be missing.
-    assert machine._now().next_serial == made + 1
+    # Every success takes a serial; a lost change would leave a gap.
+    assert machine._snapshot().next_serial == made + 1
     assert made > PROCESSES
 
 
-def test_processes_killed_at_any_time_leave_the_state_whole(
-    machine: Machine, library: Path
-) -> None:
+def test_killed_processes_leave_a_consistent_state(machine: Machine, library: Path) -> None:
     chance = random.Random(0)
-    running = [_churner(machine, library, seed) for seed in range(2)]
+    running = [_start_churn(machine, library, seed) for seed in range(2)]
     seen = 0
     for number in range(KILLS):
         before = sum(machine.calls().values())
@@ -118,7 +116,7 @@ def test_processes_killed_at_any_time_leave_the_state_whole(
         victim.send_signal(signal.SIGKILL)
         assert victim.wait() == -signal.SIGKILL
         seen = max(seen, check(machine))
-        running.append(_churner(machine, library, 2 + number))
+        running.append(_start_churn(machine, library, 2 + number))
     for process in running:
         process.kill()
         process.wait()
@@ -127,12 +125,12 @@ def test_processes_killed_at_any_time_leave_the_state_whole(
     print(f"{KILLS} processes killed at random moments; the state was whole after each")
 
 
-def _churner(machine: Machine, library: Path, seed: int) -> subprocess.Popen[str]:
+def _start_churn(machine: Machine, library: Path, seed: int) -> subprocess.Popen[str]:
     return start(machine, library, CHURN, str(seed), "1000000", stdout=subprocess.DEVNULL)
 
 
-def test_every_step_of_a_process_can_be_its_last(machine: Machine, library: Path) -> None:
-    """Kill at every call of a run in turn, and at every moment of it."""
+def test_killed_in_every_call(machine: Machine, library: Path) -> None:
+    """Kill the process in each call of a run in turn, at each moment of the call."""
     program = "sys.argv[1:] = ['7', '6']" + CHURN
     assert run(machine, library, program) == 0
     calls = sum(machine.calls().values())
@@ -143,7 +141,7 @@ def test_every_step_of_a_process_can_be_its_last(machine: Machine, library: Path
             ended = run(machine, library, program)
             assert ended == -signal.SIGKILL or moment == "during"
             check(machine)
-            machine.heal()
+            machine.clear_faults()
     assert calls > 30
     print(f"killed at {calls} calls; the state was whole after each")
 
@@ -153,7 +151,7 @@ def _clear(machine: Machine) -> None:
         machine.reset(gpu)
 
 
-def test_threads_at_once_lose_nothing(machine: Machine, library: Path) -> None:
+def test_concurrent_threads_lose_no_change(machine: Machine, library: Path) -> None:
     outcomes: Counter[int] = Counter()
     with Direct(machine, library) as driver:
 
@@ -163,17 +161,17 @@ def test_threads_at_once_lose_nothing(machine: Machine, library: Path) -> None:
                 outcomes[code] += 1
                 outcomes[driver.destroy(handle)] += 1
 
-        crew = [Thread(target=churn, args=(start,)) for start in range(8)]
-        for thread in crew:
+        threads = [Thread(target=churn, args=(start,)) for start in range(8)]
+        for thread in threads:
             thread.start()
-        for thread in crew:
+        for thread in threads:
             thread.join()
     assert outcomes == {0: 8 * STEPS * 2}
     assert machine.instances() == ()
-    assert machine._now().next_serial == 8 * STEPS + 1
+    assert machine._snapshot().next_serial == 8 * STEPS + 1
 
 
-def test_a_forked_child_takes_the_lock_for_itself(machine: Machine, library: Path) -> None:
+def test_forked_child_locks_the_file_itself(machine: Machine, library: Path) -> None:
     program = """
 import ctypes
 gpu = nvml.nvmlDeviceGetHandleByIndex(0)
@@ -183,7 +181,7 @@ for child in range(3):
     pid = os.fork()
     if pid == 0:
         os.close(opened)
-        os.read(gate, 1)  # until all of them are there
+        os.read(gate, 1)  # until all children are ready
         for _ in range(1000):
             instance = nvml.nvmlDeviceCreateGpuInstanceWithPlacement(
                 gpu, 19, ctypes.byref(nvml.c_nvmlGpuInstancePlacement_t(child, 1)))
@@ -196,11 +194,11 @@ for pid in children:
 """
     assert run(machine, library, program) == 0
     assert machine.instances() == ()
-    assert machine._now().next_serial == 3 * 1000 + 1
+    assert machine._snapshot().next_serial == 3 * 1000 + 1
 
 
-def test_a_forked_child_has_a_descriptor_of_its_own(machine: Machine, library: Path) -> None:
-    """Descriptors that share a file position share its lock, too, and then nobody is kept out."""
+def test_forked_child_opens_its_own_descriptor(machine: Machine, library: Path) -> None:
+    """A descriptor inherited by a fork shares its lock, and would exclude no one."""
     program = """
 def descriptor():
     (found,) = (int(name) for name in os.listdir("/proc/self/fd")
@@ -218,9 +216,7 @@ assert os.lseek(descriptor(), 0, os.SEEK_CUR) == 0
     assert run(machine, library, program, str(machine.path.resolve())) == 0
 
 
-def test_a_hold_on_the_machine_waits_for_the_driver_and_the_other_way_round(
-    machine: Machine, gpu: Any, nvml: Any
-) -> None:
+def test_machine_and_driver_exclude_each_other(machine: Machine, gpu: Any, nvml: Any) -> None:
     def heat() -> None:
         for degrees in range(300):
             machine.set_temperature(1, degrees)
@@ -234,5 +230,5 @@ def test_a_hold_on_the_machine_waits_for_the_driver_and_the_other_way_round(
             machine.destroy_instance(0, machine.instances(0)[0].start)
     thread.join()
     assert machine.gpus[1].temperature == 299
-    assert machine._now().next_serial == made + 1
+    assert machine._snapshot().next_serial == made + 1
     assert os.environ["SLICEWISE_FAKE_NVML"] == str(machine.path)

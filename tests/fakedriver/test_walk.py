@@ -1,4 +1,4 @@
-"""A long random walk in which the scheduler and the driver never disagree."""
+"""A random walk on which scheduler and driver must always agree."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ OPERATIONS = 100_000
 GPUS = 3
 
 
-def test_the_scheduler_and_the_driver_agree(make: Callable[..., Machine], library: Path) -> None:
+def test_scheduler_and_driver_agree(make: Callable[..., Machine], library: Path) -> None:
     kinds = shapes()
-    told: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for number, geometry in enumerate(kinds):
         share = OPERATIONS // len(kinds) + (number < OPERATIONS % len(kinds))
         machine = make(geometry.model, GPUS, seed=number)
         with Direct(machine, library) as driver:
-            _walk(random.Random(number), share, geometry, machine, driver, told)
-    assert told.total() == OPERATIONS
-    assert all(told[word] > OPERATIONS // 100 for word in ("placed", "full", "released", "chosen"))
-    print(f"{OPERATIONS} operations on {len(kinds)} geometries, no disagreement: {dict(told)}")
+            _walk(random.Random(number), share, geometry, machine, driver, counts)
+    assert counts.total() == OPERATIONS
+    assert all(
+        counts[word] > OPERATIONS // 100 for word in ("placed", "full", "released", "chosen")
+    )
+    print(f"{OPERATIONS} operations on {len(kinds)} geometries, no disagreement: {dict(counts)}")
 
 
 def _walk(
@@ -38,7 +40,7 @@ def _walk(
     geometry: Geometry,
     machine: Machine,
     driver: Direct,
-    told: Counter[str],
+    counts: Counter[str],
 ) -> None:
     cluster = Cluster.of(geometry, GPUS)
     ids = {p.name: machine._file.profiles[n].id for n, p in enumerate(geometry.profiles)}
@@ -52,18 +54,18 @@ def _walk(
             assert driver.destroy(handle) == 0
             assert driver.destroy(handle) == INVALID_ARGUMENT
             cluster.release(instance)
-            told["released"] += 1
+            counts["released"] += 1
         elif action < 0.6:
             feasible = cluster.state(gpu).feasible_starts(profile)
             start = next((s for s in profile.start_order if s in feasible), None)
             code, handle = driver.create_anywhere(gpu, ids[profile.name])
             if start is None:
                 assert code == FULL
-                told["none chosen"] += 1
+                counts["none chosen"] += 1
             else:
                 assert (code, driver.start_of(handle)) == (0, start)
                 alive.append((cluster.place(gpu, profile.name, start), handle))
-                told["chosen"] += 1
+                counts["chosen"] += 1
         else:
             start = chance.randrange(geometry.slices)
             code, handle = driver.create(gpu, ids[profile.name], start, profile.size)
@@ -72,17 +74,17 @@ def _walk(
             except PlacementError:
                 expected = FULL if start in profile.starts else INVALID_ARGUMENT
                 assert code == expected, f"step {step}: {profile.name} at {start}"
-                told["full" if code == FULL else "not offered"] += 1
+                counts["full" if code == FULL else "not offered"] += 1
             else:
                 assert code == 0, f"step {step}: {profile.name} at {start}"
                 alive.append((instance, handle))
-                told["placed"] += 1
+                counts["placed"] += 1
         if step % 500 == 0:
             _compare(cluster, machine)
     _compare(cluster, machine)
 
 
 def _compare(cluster: Cluster, machine: Machine) -> None:
-    """Everything that exists, seen from both sides."""
+    """Compare all instances of the scheduler and the driver."""
     ours = sorted((i.gpu, i.start, i.profile, i.size) for i in cluster.instances())
     assert ours == [(i.gpu, i.start, i.profile, i.size) for i in machine.instances()]

@@ -1,4 +1,4 @@
-"""Each policy on cases worked out by hand: A100-80GB, masks written slice 0 first."""
+"""Hand-worked decisions of every policy on A100-80GB; masks are written slice 0 first."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from slicewise import Cluster, Geometry, Reason, Rejection, Scheduler, load_geom
 
 
 def fill(a100: Geometry, *gpus: str) -> Cluster:
-    """A cluster with these instances, as ``"4g.40gb@0 1g.10gb@6"`` a GPU."""
+    """Return a cluster with these instances, one text such as ``"4g.40gb@0 1g.10gb@6"`` per GPU."""
     cluster = Cluster.of(a100, len(gpus))
     for gpu, layout in enumerate(gpus):
         for item in layout.split():
@@ -38,7 +38,7 @@ def outcome(cluster: Cluster, policy: str, profile: str) -> tuple[int, int] | Re
         # Least-lost: 5 placements at 4 (1g, both pairs, 3g, 7g), 6 at 0 (4g as well). At 6 they
         # would be 4, but nothing fits on slice 7 then, which counts as 2 more.
         ("least-lost", "1g.10gb", [""], (0, 4)),
-        # There is no other place.
+        # This is the only placement.
         ("least-lost", "1g.10gb", ["4g.40gb@0 2g.20gb@4"], (0, 6)),
         # Above: three 1g, two 1g.20gb, a 2g, a 3g, a 7g. Below: four, two, two, 3g, 4g, 7g.
         ("least-lost", "3g.40gb", [""], (0, 4)),
@@ -48,7 +48,7 @@ def outcome(cluster: Cluster, policy: str, profile: str) -> tuple[int, int] | Re
         ("least-lost", "1g.10gb", ["1g.10gb@6", "4g.40gb@0 1g.10gb@6"], (1, 4)),
         # The half-full GPU loses 4 (1g, 1g.20gb, 2g, 3g) less 2, the other 3 less a half.
         ("least-lost", "1g.10gb", ["1g.10gb@6", "4g.40gb@0"], (1, 4)),
-        # First-fit takes the first window there is, even where it hurts most.
+        # First-fit takes the first window, even the most harmful one.
         ("first-fit", "1g.10gb", ["3g.40gb@4", ""], (0, 0)),
         ("first-fit", "7g.80gb", ["1g.10gb@6", ""], (1, 0)),
         # Best-fit: the fullest GPU, then the driver's order of starts (6 first for 1g).
@@ -75,7 +75,7 @@ def outcome(cluster: Cluster, policy: str, profile: str) -> tuple[int, int] | Re
         ("round-robin-strict", "7g.80gb", ["7g.80gb@0", ""], Reason.CAPACITY),
         ("round-robin-strict", "3g.40gb", ["1g.10gb@1 1g.10gb@5", ""], Reason.FRAGMENTED),
         ("round-robin", "7g.80gb", ["7g.80gb@0", ""], (1, 0)),
-        # Nobody can place what has no window, and everybody says why.
+        # Without an open window every policy rejects, with a reason.
         ("mfi", "7g.80gb", ["1g.10gb@0", "1g.10gb@0"], Reason.CAPACITY),
         ("mfi", "4g.40gb", ["1g.10gb@0", "3g.40gb@0"], Reason.FRAGMENTED),
         ("mfi", "2g.10gb", [""], Reason.UNKNOWN_PROFILE),
@@ -95,12 +95,10 @@ def test_choice(
     ("model", "one", "two", "step"),
     [("A30", "1g.6gb", "2g.12gb", 1), ("RTX-PRO-6000-Blackwell-96GB", "1g.24gb", "2g.48gb", 3)],
 )
-def test_least_lost_goes_by_the_share_that_is_occupied(
-    model: str, one: str, two: str, step: int
-) -> None:
-    """The two models have the same windows, in slices of different size: they decide alike."""
+def test_least_lost_uses_the_occupied_share(model: str, one: str, two: str, step: int) -> None:
+    """The models have the same windows with slices of different size: decisions are equal."""
     geometry = load_geometry(model)
-    # Beside the 1g one placement is lost, less a quarter of four. In the half beside the 2g two
+    # Next to the 1g one placement is lost, less a quarter of four. In the half next to the 2g two
     # are (1g and 2g), less a half of four. A tie: the lowest id.
     assert outcome(fill(geometry, f"{one}@0", f"{two}@0"), "least-lost", one) == (0, step)
     assert outcome(fill(geometry, f"{two}@0", f"{one}@0"), "least-lost", one) == (0, 2 * step)
@@ -109,7 +107,7 @@ def test_least_lost_goes_by_the_share_that_is_occupied(
     assert outcome(fill(geometry, f"{one}@0", begun), "least-lost", one) == (1, step)
 
 
-def test_round_robin_goes_round(a100: Geometry) -> None:
+def test_round_robin_wraps_around(a100: Geometry) -> None:
     scheduler = Scheduler(Cluster.of(a100, 3), "round-robin")
     placed = [scheduler.submit("4g.40gb") for _ in range(3)]
     assert [p.gpu for p in placed if not isinstance(p, Rejection)] == [0, 1, 2]
@@ -118,7 +116,7 @@ def test_round_robin_goes_round(a100: Geometry) -> None:
     assert [isinstance(o, Rejection) for o in outcomes] == [False, False, True, True]
 
 
-def test_exclusive_media_engines_are_not_given_twice(a100: Geometry) -> None:
+def test_exclusive_media_engines_are_assigned_once(a100: Geometry) -> None:
     scheduler = Scheduler(Cluster.of(a100, 2), "mfi")
     gpus = [scheduler.submit("1g.10gb+me") for _ in range(3)]
     assert [g.gpu for g in gpus if not isinstance(g, Rejection)] == [0, 1]

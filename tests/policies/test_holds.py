@@ -1,4 +1,4 @@
-"""A GPU that is held is out of every policy's sight, whatever its node and its state."""
+"""No policy places on a held GPU, whatever its node and its state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MODELS = tuple(Catalog.builtin().find(name).require() for name in ("A100-80GB", 
 REFERENCED = tuple(name for name in policy_names() if not name.startswith("peer-"))
 
 
-def _walk(seed: int, name: str) -> None:
+def _random_changes(seed: int, name: str) -> None:
     rng = random.Random(seed)
     cluster = Cluster()
     geometries: list[Geometry] = []
@@ -57,5 +57,5 @@ def _walk(seed: int, name: str) -> None:
 @pytest.mark.parametrize("name", policy_names())
 @given(seed=st.integers(0, 1 << 32))
 @settings(max_examples=10, deadline=None)
-def test_no_policy_places_on_a_gpu_that_is_held(name: str, seed: int) -> None:
-    _walk(seed, name)
+def test_no_policy_places_on_a_held_gpu(name: str, seed: int) -> None:
+    _random_changes(seed, name)

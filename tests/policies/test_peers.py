@@ -1,4 +1,4 @@
-"""The rules of other systems: by hand, over every state, and legal on any stream of requests."""
+"""The rules of other systems: hand-worked, on every state, and legal on random streams."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PEERS = [name for name in policy_names() if name.startswith("peer-")]
 
 
 def fill(geometry: Geometry, *nodes: list[str]) -> Cluster:
-    """Nodes of GPUs with these instances, as ``"4g.40gb@0 1g.10gb@6"`` a GPU."""
+    """Return nodes with these instances, one text such as ``"4g.40gb@0 1g.10gb@6"`` per GPU."""
     cluster = Cluster()
     for number, layouts in enumerate(nodes):
         ids = cluster.add_node(f"n{number}", geometry, len(layouts)).gpus
@@ -64,7 +64,7 @@ FULL = "7g.80gb@0"
         # ...-3g40gb-9-0 comes before ...-3g40gb-9-4.
         ("peer-nvidia-dra", "3g.40gb", [["1g.10gb@6", ""]], (0, 0)),
         ("peer-nvidia-dra", "7g.80gb", [["1g.10gb@6"]], Reason.CAPACITY),
-        # Left to itself the driver begins at 6 for 1g and at 4 for 2g and 3g.
+        # Without a given start the driver begins at 6 for 1g and at 4 for 2g and 3g.
         ("peer-driver-default", "1g.10gb", [["", ""]], (0, 6)),
         ("peer-driver-default", "1g.10gb", [["1g.10gb@6 1g.10gb@4"]], (0, 5)),
         ("peer-driver-default", "2g.20gb", [["3g.40gb@4", ""]], (0, 0)),
@@ -102,7 +102,7 @@ FULL = "7g.80gb@0"
         ("peer-hami-regions", "3g.40gb", [[""]], (0, 4)),
         # The lower half is touched already and the upper one stays empty.
         ("peer-hami-regions", "2g.20gb", [["1g.10gb@0"]], (0, 2)),
-        # Here it is the other way round, and small ones keep from the middle: 6 before 5.
+        # Here it is the reverse, and small ones avoid the middle: 6 before 5.
         ("peer-hami-regions", "1g.10gb", [["1g.10gb@4"]], (0, 6)),
         ("peer-hami-regions", "4g.40gb", [["1g.10gb@4"]], (0, 0)),
         # The 1g on GPU 0 took the template of seven 1g: no 2g there, though slices are free.
@@ -113,7 +113,7 @@ FULL = "7g.80gb@0"
         ("peer-volcano", "3g.40gb", [["3g.40gb@4", ""]], (0, 0)),
         ("peer-volcano", "7g.80gb", [["1g.10gb@0", ""]], (1, 0)),
         ("peer-volcano", "4g.40gb", [["1g.10gb@0"]], Reason.FRAGMENTED),
-        # No template has both 3g and 2g: such a GPU, filled by someone else, is left alone.
+        # No template has both 3g and 2g: a GPU with both is not used.
         ("peer-volcano", "1g.10gb", [["3g.40gb@4 2g.20gb@0", ""]], (1, 0)),
     ],
 )
@@ -127,8 +127,8 @@ def test_choice(
     assert outcome(Scheduler(fill(a100, *nodes), name).submit(profile)) == expected
 
 
-def test_device_names_sort_by_digits() -> None:
-    """Start 10 sorts before start 2, as it does in the names."""
+def test_device_names_sort_as_text() -> None:
+    """Start 10 sorts before start 2, as in the device names."""
     long = Geometry("long", 12, 12, (Profile("1g", 1, 1, 1, tuple(range(12))),))
     scheduler = Scheduler(Cluster.of(long, 1), "peer-nvidia-dra")
     starts = [outcome(scheduler.submit("1g")) for _ in range(5)]
@@ -141,7 +141,7 @@ def test_the_dra_driver_is_first_fit_where_starts_have_one_digit(geometry: Geome
             assert NvidiaDra().prefer(state, profile) == FirstFit().prefer(state, profile)
 
 
-# The rules that are functions of a GPU's state, once more and slice by slice.
+# Slow twins of the rules that depend only on a GPU's state.
 
 
 def windows(geometry: Geometry) -> list[set[int]]:
@@ -153,7 +153,7 @@ def windows(geometry: Geometry) -> list[set[int]]:
 
 
 def run_length(free: set[int]) -> int:
-    """The longest run of neighbours among free slices."""
+    """Return the length of the longest run of free slices."""
     best = here = 0
     for s in range(max(free, default=-1) + 1):
         here = here + 1 if s in free else 0
@@ -175,7 +175,7 @@ def hami_scored(geometry: Geometry, free: set[int], profile: Profile, starts: li
 
 
 def hami_regions(geometry: Geometry, free: set[int], profile: Profile, starts: list[int]) -> int:
-    """On an A100 and its like: halves of four slices, the upper one for what is four large."""
+    """On an A100: halves of four slices, the upper one for profiles of size four."""
 
     def score(start: int) -> tuple[int, bool, int]:
         left = free - set(range(start, start + profile.size))
@@ -257,8 +257,8 @@ def test_orders_on_every_state(
             assert choice == ((key(state), open_[0]) if open_ else None)
 
 
-def test_a_card_that_cannot_be_halved_is_filled_from_below() -> None:
-    """A window across the middle makes one region of the card, as on Thor."""
+def test_a_gpu_without_halves_is_filled_from_below() -> None:
+    """A window across the middle makes the GPU one region, as on Thor."""
     odd = Geometry("odd", 3, 3, (Profile("1g", 1, 1, 1, (0, 1, 2)), Profile("2g", 2, 2, 2, (0, 1))))
     choice = HamiRegions.on_node().prefer(state_of(odd, "1g@0"), odd.profile("1g"))
     assert choice is not None
@@ -280,7 +280,7 @@ def test_nodes_are_compared_in_whole_percent(a100: Geometry) -> None:
 
 
 @pytest.mark.parametrize("name", ["peer-das", "peer-hami"])
-def test_drained_nodes_are_left_out(a100: Geometry, name: str) -> None:
+def test_drained_nodes_are_excluded(a100: Geometry, name: str) -> None:
     cluster = fill(a100, [""], ["1g.10gb@0"])
     scheduler = Scheduler(cluster, name)
     cluster.drain("n0")
@@ -324,7 +324,7 @@ def test_a_template_stays_until_the_gpu_is_empty(a100: Geometry) -> None:
     assert [outcome(pair), outcome(small)] == [(0, 0), (0, 6)]
     assert isinstance(pair, Instance)
     assert isinstance(small, Instance)
-    # What is left, a 1g at 6, could be of the template of seven; but the GPU is cut for 2g.
+    # The remaining 1g at 6 would fit the template of seven, but the GPU has that of 2g.
     scheduler.release(pair)
     assert outcome(scheduler.submit("1g.10gb")) is Reason.CAPACITY
     assert outcome(scheduler.submit("2g.20gb")) == (0, 0)
@@ -334,7 +334,7 @@ def test_a_template_stays_until_the_gpu_is_empty(a100: Geometry) -> None:
     assert outcome(scheduler.submit("1g.10gb+me")) is Reason.CAPACITY
 
 
-def test_templates_are_not_carried_to_another_cluster(a100: Geometry) -> None:
+def test_templates_belong_to_one_cluster(a100: Geometry) -> None:
     volcano = policy("peer-volcano")
     for want in ("2g.20gb", "1g.10gb"):
         scheduler = Scheduler(Cluster.of(a100, 1), volcano)
@@ -342,15 +342,13 @@ def test_templates_are_not_carried_to_another_cluster(a100: Geometry) -> None:
         assert outcome(scheduler.submit(want)) == (0, scheduler.cluster.instance(0).size)
 
 
-# All of them, on streams.
+# All peers, on random streams.
 
 
 @pytest.mark.parametrize("name", PEERS)
-def test_streams_are_served_legally(a100: Geometry, name: str) -> None:
-    """The cluster refuses what the hardware would; nobody rejects what has an open window.
-
-    Except Volcano, whose templates do.
-    """
+def test_random_streams_are_placed_legally(a100: Geometry, name: str) -> None:
+    """All placements are legal, and no request with an open window is rejected, except by Volcano's
+    templates."""
     rng = random.Random(11)
     a30 = Catalog.builtin().find("A30").require()
     cluster = Cluster()
@@ -383,7 +381,7 @@ def test_streams_are_served_legally(a100: Geometry, name: str) -> None:
     assert placed > 200
 
 
-def test_on_one_node_das_is_first_fit(a100: Geometry) -> None:
+def test_das_on_one_node_is_first_fit(a100: Geometry) -> None:
     rng = random.Random(5)
     das, first_fit = (Scheduler(Cluster.of(a100, 6), n) for n in ("peer-das", "first-fit"))
     living: list[int] = []

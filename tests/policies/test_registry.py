@@ -1,4 +1,4 @@
-"""Policies come through entry points, slicewise's own and those of other packages."""
+"""Policies are found through entry points, built-in ones and those of other packages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slicewise.policies.registry import check_different
 ROOT = Path(__file__).parents[2]
 
 
-def test_every_own_policy_has_its_name_and_a_line() -> None:
+def test_every_built_in_policy_has_a_name_and_a_summary() -> None:
     own = [name for name in policy_names() if registry._entries()[name].value.startswith("slicew")]
     assert set(own) >= {
         "mfi",
@@ -32,12 +32,12 @@ def test_every_own_policy_has_its_name_and_a_line() -> None:
         assert "\n" not in made.summary
 
 
-def test_an_unknown_policy_is_refused_with_the_close_ones() -> None:
+def test_an_unknown_policy_suggests_similar_names() -> None:
     with pytest.raises(UnknownNameError, match="did you mean first-fit"):
         policy("first-fits")
 
 
-def test_a_policy_is_the_same_by_any_name() -> None:
+def test_aliases_name_the_same_policy() -> None:
     check_different((policy("mfi"), policy("default")))
     with pytest.raises(SlicewiseError, match="policy 'least-lost' is named twice"):
         check_different((policy("least-lost"), policy("mfi"), policy("default")))
@@ -45,7 +45,7 @@ def test_a_policy_is_the_same_by_any_name() -> None:
 
 @pytest.fixture
 def entries(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[EntryPoint]]:
-    """Entry points as other packages would bring them."""
+    """Entry points of other packages."""
     found: list[EntryPoint] = []
     monkeypatch.setattr(registry, "entry_points", lambda group: found)
     registry._entries.cache_clear()
@@ -64,7 +64,7 @@ def entries(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[EntryPoint]]:
         ("slicewise.policies.mfi:Mfi", "must have name = 'odd'"),
     ],
 )
-def test_a_broken_entry_point_says_what_is_wrong(
+def test_a_broken_entry_point_states_the_problem(
     entries: list[EntryPoint], value: str, problem: str
 ) -> None:
     entries.append(EntryPoint("odd", value, registry.GROUP))
@@ -72,14 +72,14 @@ def test_a_broken_entry_point_says_what_is_wrong(
         policy("odd")
 
 
-def test_own_policies_cannot_be_replaced(entries: list[EntryPoint]) -> None:
+def test_built_in_policies_cannot_be_replaced(entries: list[EntryPoint]) -> None:
     entries.append(EntryPoint("mfi", "elsewhere:Mfi", registry.GROUP))
     entries.append(EntryPoint("mfi", "slicewise.policies.mfi:Mfi", registry.GROUP))
     assert policy("mfi").name == "mfi"
 
 
 def test_a_third_party_policy_of_under_thirty_lines_is_found(tmp_path: Path) -> None:
-    """The example package of the docs, put on the path of a fresh interpreter."""
+    """The example package of the documentation, in a fresh interpreter."""
     source = ROOT / "examples" / "third-party-policy"
     lines = (source / "tidy_policy.py").read_text().splitlines()
     assert len(lines) < 30

@@ -1,11 +1,11 @@
-"""A journal with something of everything in it, as a busy service would have written it."""
+"""A journal with entries of every kind, as a busy service writes it."""
 
 from __future__ import annotations
 
 import random
 
 import msgspec
-from tests.control.office import A30, A100, Office
+from tests.control.control_plane import A30, A100, ControlPlane
 
 from slicewise.control.answers import Answer
 from slicewise.control.commands import (
@@ -18,9 +18,9 @@ from slicewise.control.commands import (
     RevokeToken,
     Uncordon,
 )
-from slicewise.control.entries import Role, Seconds
-from slicewise.control.image import Image, image_of
 from slicewise.control.ports import Kept, Key
+from slicewise.control.snapshot import Snapshot, snapshot_of
+from slicewise.journal.entries import Role, Seconds
 from slicewise.store.sql import SqlStore
 
 START = 1_700_000_000.0
@@ -28,14 +28,14 @@ PROFILES = ("1g.10gb", "1g.10gb+me", "2g.20gb", "3g.40gb", "7g.80gb", "1g.6gb", 
 
 
 class Busy:
-    """An office at work, and the answers it gave."""
+    """A command handler under load, and its answers."""
 
     def __init__(self, seed: int = 1) -> None:
         self.chance = random.Random(seed)
-        self.office = Office()
+        self.office = ControlPlane()
         self.office.now = START
         self.answers: list[tuple[Key, Kept, Seconds]] = []
-        self.images: dict[int, Image] = {}
+        self.snapshots: dict[int, Snapshot] = {}
         self._placed: list[str] = []
         self._tokens: list[str] = []
         self._nodes = 0
@@ -45,14 +45,14 @@ class Busy:
         self._add_node(A30)
 
     def work(self, rows: int) -> None:
-        """Go on until there are so many rows."""
+        """Continue until there are this many rows."""
         while len(self.office.rows) < rows:
             self._something()
 
-    def image(self) -> Image:
-        """An image of the state as it is."""
-        image = self.images[self.office.state.seq] = image_of(self.office.state)
-        return image
+    def snapshot(self) -> Snapshot:
+        """A snapshot of the state as it is."""
+        snapshot = self.snapshots[self.office.state.seq] = snapshot_of(self.office.state)
+        return snapshot
 
     def _something(self) -> None:
         office, chance = self.office, self.chance
@@ -136,8 +136,8 @@ class Busy:
                         return
 
 
-def fill(store: SqlStore, rows: int = 400, seed: int = 1, images: int = 3) -> Busy:
-    """Let an office work on a store: batches of all sizes, and an image now and then."""
+def fill(store: SqlStore, rows: int = 400, seed: int = 1, snapshots: int = 3) -> Busy:
+    """Let an office work on a store: batches of all sizes, and a snapshot now and then."""
     busy = Busy(seed)
     epoch = store.lead("test", "http://127.0.0.1:1", 60)
     assert epoch is not None
@@ -145,8 +145,11 @@ def fill(store: SqlStore, rows: int = 400, seed: int = 1, images: int = 3) -> Bu
     while written < rows:
         busy.work(min(rows, written + busy.chance.randrange(1, 40)))
         store.append(epoch, busy.office.rows[written:], busy.answers[given:])
-        if len(busy.images) < images and len(busy.office.rows) > rows * len(busy.images) // images:
-            store.keep_image(busy.image())
+        if (
+            len(busy.snapshots) < snapshots
+            and len(busy.office.rows) > rows * len(busy.snapshots) // snapshots
+        ):
+            store.save_snapshot(busy.snapshot())
         written, given = len(busy.office.rows), len(busy.answers)
     store.resign(epoch)
     return busy

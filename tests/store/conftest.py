@@ -1,4 +1,4 @@
-"""Stores to try things on: every test that asks for ``home`` runs on both databases."""
+"""Stores for tests: every test that uses ``home`` runs on both databases."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from slicewise.store import open_store
 from slicewise.store.sql import SqlStore
 
 
-class Home:
-    """A place for one store, which can be opened again and again."""
+class Destination:
+    """The location of a store, which can be opened several times."""
 
     def __init__(self, data: Path | None, database: str | None) -> None:
         self.data = data
@@ -23,19 +23,19 @@ class Home:
 
     @property
     def options(self) -> list[str]:
-        """How a command is told where it is."""
+        """The options of a command that name the store."""
         if self.database is not None:
             return ["--database", self.database]
         return ["--data", str(self.data)]
 
     def open(self) -> SqlStore:
-        """Open it, and see that it is closed after the test."""
+        """Open the store; it is closed after the test."""
         store = open_store(self.data, self.database)
         self._opened.callback(store.close)
         return store
 
     def close(self) -> None:
-        """Close whatever was opened."""
+        """Close every store that was opened."""
         self._opened.close()
 
 
@@ -45,31 +45,31 @@ def server() -> PostgresServer:
     return the_server()
 
 
-def a_home(kind: str, folder: Path) -> Home:
-    """A new place of that kind."""
+def a_home(kind: str, folder: Path) -> Destination:
+    """A new location of that kind."""
     if kind == "postgresql":
-        return Home(None, the_server().database())
+        return Destination(None, the_server().database())
     folder.mkdir()
-    return Home(folder, None)
+    return Destination(folder, None)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
-    """A place for a store."""
+def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Destination]:
+    """The location of a store."""
     home = a_home(request.param, tmp_path / "home")
     yield home
     home.close()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def other_home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
-    """Another place, of either kind whatever the first is."""
+def other_home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Destination]:
+    """A second location, of either kind."""
     home = a_home(request.param, tmp_path / "other")
     yield home
     home.close()
 
 
 @pytest.fixture
-def store(home: Home) -> SqlStore:
-    """A store, empty and open."""
+def store(home: Destination) -> SqlStore:
+    """An open, empty store."""
     return home.open()

@@ -1,36 +1,45 @@
-"""Backups: whole or refused, the same on every database, and made while others write."""
+"""Backups: complete or refused, the same for both databases, consistent during commits."""
 
 from __future__ import annotations
 
-import errno
 import gzip
 import hashlib
 import json
-import socket
 import stat
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.postgres import PostgresServer
 from tests.store.busy import Busy, fill
-from tests.store.conftest import Home
+from tests.store.conftest import Destination
 
-from slicewise.control.image import image_of
-from slicewise.control.ports import FencedError, Store
-from slicewise.control.writer import load
+from slicewise.control.ports import FencedError, StoreError
+from slicewise.control.snapshot import snapshot_of
 from slicewise.core.errors import SlicewiseError
 from slicewise.lockfile import InUseError
-from slicewise.store import backup, hatch, open_backup, open_contents, open_store, restore, verify
-from slicewise.store.contents import Contents, StoredAnswer, StoredImage, StoredRow
+from slicewise.runtime.commit_loop import load
+from slicewise.store import (
+    backup,
+    open_backup,
+    open_contents,
+    open_store,
+    restore,
+    save_backup,
+    verify,
+)
+from slicewise.store.backup_file import backup_pieces
+from slicewise.store.contents import Contents, StoredAnswer, StoredRow, StoredSnapshot
 from slicewise.store.sql import SqlStore
 
-Everything = tuple[list[StoredImage], list[StoredAnswer], list[StoredRow]]
+Everything = tuple[list[StoredSnapshot], list[StoredAnswer], list[StoredRow]]
 
 
 def everything(contents: Contents) -> Everything:
-    """All there is, in an order that does not depend on the database."""
+    """The whole contents, in an order that does not depend on the database."""
     return (
-        list(contents.images()),
+        list(contents.snapshots()),
         sorted(contents.answers()),
         [row._replace(filed=None) for row in contents.rows()],
     )
@@ -40,7 +49,9 @@ def filed(store: SqlStore) -> list[object]:
     return [row.filed for row in store.contents().rows()]
 
 
-def test_a_backup_holds_everything(home: Home, other_home: Home, tmp_path: Path) -> None:
+def test_a_backup_contains_everything(
+    home: Destination, other_home: Destination, tmp_path: Path
+) -> None:
     store = home.open()
     busy = fill(store)
     file = tmp_path / "backup"
@@ -56,10 +67,10 @@ def test_a_backup_holds_everything(home: Home, other_home: Home, tmp_path: Path)
     assert other.answers([key for key, _, _ in busy.answers]) == {
         key: kept for key, kept, _ in busy.answers
     }
-    assert image_of(load(other, busy.office.fresh())) == image_of(busy.office.state)
+    assert snapshot_of(load(other, busy.office.fresh())) == snapshot_of(busy.office.state)
 
 
-def test_the_service_goes_on_in_a_later_epoch(home: Home, tmp_path: Path) -> None:
+def test_a_restored_store_continues_with_a_later_epoch(home: Destination, tmp_path: Path) -> None:
     store = home.open()
     fill(store, 50)
     backup(store, tmp_path / "backup")
@@ -78,20 +89,22 @@ def test_the_service_goes_on_in_a_later_epoch(home: Home, tmp_path: Path) -> Non
     other.close()
 
 
-def test_an_empty_store(store: SqlStore, other_home: Home, tmp_path: Path) -> None:
+def test_a_backup_of_an_empty_store(
+    store: SqlStore, other_home: Destination, tmp_path: Path
+) -> None:
     assert backup(store, tmp_path / "backup") == 0
     other = other_home.open()
     assert restore(tmp_path / "backup", other) == 0
     assert everything(other.contents()) == ([], [], [])
 
 
-def test_a_backup_is_for_its_owner_and_never_overwrites(store: SqlStore, tmp_path: Path) -> None:
+def test_a_backup_is_private_and_replaces_no_file(store: SqlStore, tmp_path: Path) -> None:
     fill(store, 50)
     file = tmp_path / "backup"
     backup(store, file)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     before = file.read_bytes()
-    with pytest.raises(SlicewiseError, match="exists already"):
+    with pytest.raises(SlicewiseError, match="already exists"):
         backup(store, file)
     assert file.read_bytes() == before
     for nowhere in (tmp_path / "nowhere" / "backup", file / "under", tmp_path / ("backup" * 50)):
@@ -100,16 +113,18 @@ def test_a_backup_is_for_its_owner_and_never_overwrites(store: SqlStore, tmp_pat
     assert [path.name for path in tmp_path.iterdir() if "backup" in path.name] == ["backup"]
 
 
-def test_what_was_written_meanwhile_is_not_overwritten(store: SqlStore, tmp_path: Path) -> None:
+def test_a_file_created_during_the_backup_is_not_replaced(store: SqlStore, tmp_path: Path) -> None:
     fill(store, 50)
     file = tmp_path / "backup"
-    with pytest.raises(SlicewiseError, match="exists already"):
+    with pytest.raises(SlicewiseError, match="already exists"):
         backup(store, file, lambda rows: file.touch())
     assert file.read_bytes() == b""
     assert [path.name for path in tmp_path.iterdir() if "backup" in path.name] == ["backup"]
 
 
-def test_while_others_write(home: Home, other_home: Home, tmp_path: Path) -> None:
+def test_a_backup_during_commits_is_consistent(
+    home: Destination, other_home: Destination, tmp_path: Path
+) -> None:
     store = home.open()
     busy = Busy(seed=3)
     epoch = store.lead("me", "", 3600)
@@ -123,7 +138,7 @@ def test_while_others_write(home: Home, other_home: Home, tmp_path: Path) -> Non
             store.append(epoch, busy.office.rows[written:], busy.answers[given:])
             written, given = len(busy.office.rows), len(busy.answers)
             if written % 5 == 0:
-                store.keep_image(busy.image())
+                store.save_snapshot(busy.snapshot())
 
     writer = threading.Thread(target=write)
     writer.start()
@@ -150,7 +165,7 @@ def test_while_others_write(home: Home, other_home: Home, tmp_path: Path) -> Non
 # What is refused
 
 
-def test_only_an_empty_store_is_restored_into(home: Home, tmp_path: Path) -> None:
+def test_a_restore_needs_an_empty_store(home: Destination, tmp_path: Path) -> None:
     store = home.open()
     busy = fill(store, 50)
     backup(store, tmp_path / "backup")
@@ -170,7 +185,9 @@ def lines(tmp_path: Path) -> list[bytes]:
     return gzip.decompress((tmp_path / "good").read_bytes()).splitlines(keepends=True)
 
 
-def test_a_file_that_was_cut_short(tmp_path: Path, other_home: Home, lines: list[bytes]) -> None:
+def test_a_truncated_file_is_refused(
+    tmp_path: Path, other_home: Destination, lines: list[bytes]
+) -> None:
     store = other_home.open()
     whole = (tmp_path / "good").read_bytes()
     file = tmp_path / "bad"
@@ -183,14 +200,16 @@ def test_a_file_that_was_cut_short(tmp_path: Path, other_home: Home, lines: list
 
 
 def sealed(lines: list[bytes]) -> list[bytes]:
-    """The lines with an end that fits them."""
+    """The lines with a matching trailer."""
     end = json.loads(lines[-1])
     rows = sum(line.startswith(b'["row"') for line in lines)
     digest = hashlib.sha256(b"".join(lines[:-1])).hexdigest()
     return [*lines[:-1], json.dumps([*end[:3], rows, digest]).encode() + b"\n"]
 
 
-def test_a_file_that_was_changed(tmp_path: Path, other_home: Home, lines: list[bytes]) -> None:
+def test_a_changed_file_is_refused(
+    tmp_path: Path, other_home: Destination, lines: list[bytes]
+) -> None:
     store = other_home.open()
     file = tmp_path / "bad"
     header, end = json.loads(lines[0]), json.loads(lines[-1])
@@ -198,13 +217,13 @@ def test_a_file_that_was_changed(tmp_path: Path, other_home: Home, lines: list[b
     newer = [header[0], 99, *header[2:]]
     for changed, problem in (
         (sealed(lines[: rows[3]] + lines[rows[4] :]), "the backup's journal jumps"),
-        (lines[:-2] + lines[-1:], "digest does not fit"),
+        (lines[:-2] + lines[-1:], "digest does not match"),
         (lines[:-1], "cut short"),
         ([*lines, lines[-1]], "something follows"),
         ([*lines, b"\n"], "something follows"),
         ([*lines[:-1], lines[1], lines[-1]], "out of order"),
-        ([line.replace(b"acme", b"blue") for line in lines], "digest does not fit"),
-        ([*lines[:-1], json.dumps([*end[:3], end[3] + 1, end[4]]).encode()], "as many lines"),
+        ([line.replace(b"acme", b"blue") for line in lines], "digest does not match"),
+        ([*lines[:-1], json.dumps([*end[:3], end[3] + 1, end[4]]).encode()], "number of lines"),
         ([json.dumps(newer).encode() + b"\n", *lines[1:]], "has format 99"),
         ([*lines[1:]], "not a backup"),
         ([lines[0], b"[]\n", *lines[1:]], "damaged"),
@@ -232,97 +251,70 @@ def test_a_file_that_was_changed(tmp_path: Path, other_home: Home, lines: list[b
 # A store in use
 
 
-def test_a_store_in_use_is_read_through_its_hatch(home: Home, tmp_path: Path) -> None:
-    store = home.open()
+def test_a_postgresql_database_can_be_read_while_it_is_in_use(server: PostgresServer) -> None:
+    database = server.database()
+    store = open_store(None, database)
     fill(store)
-    with open_contents(home.data, home.database) as contents:
+    with open_contents(None, database) as contents:
         assert everything(contents) == everything(store.contents())
-    with open_contents(home.data, home.database) as contents:
+    with open_contents(None, database) as contents:
         assert verify(contents).findings == []
     store.close()
-    with open_contents(home.data, home.database) as contents:
-        assert len(list(contents.images())) == 2
 
 
-def test_a_hatch_in_a_folder_with_a_long_name(tmp_path: Path) -> None:
-    folder = tmp_path / ("long" * 40)
-    folder.mkdir()
-    store = open_store(folder)
-    busy = fill(store, 50)
-    with open_contents(folder) as contents:
-        assert len(everything(contents)[2]) == len(busy.office.rows)
-    store.close()
-
-
-def test_a_visitor_who_leaves_early_does_no_harm(tmp_path: Path) -> None:
-    store: Store = open_store(tmp_path)
-    assert isinstance(store, SqlStore)
-    busy = fill(store, 3000)
-    for _ in range(3):
-        with open_contents(tmp_path) as contents:
-            next(contents.images())
-    with open_contents(tmp_path) as contents:
-        assert len(everything(contents)[2]) == len(busy.office.rows)
-    store.close()
-
-
-def test_a_hatch_that_could_not_let_a_visitor_in_opens_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Crowded(socket.socket):
-        refuses = 2
-
-        def accept(self) -> tuple[socket.socket, object]:
-            if Crowded.refuses:
-                Crowded.refuses -= 1
-                raise OSError(errno.EMFILE, "Too many open files")
-            return super().accept()
-
-    monkeypatch.setattr(hatch, "RETRY_SECONDS", 0.001)
-    with monkeypatch.context() as crowded:
-        crowded.setattr("slicewise.store.hatch.socket.socket", Crowded)
-        store = open_store(tmp_path)
-    busy = fill(store, 20)
-    assert len(read_in_use(tmp_path)[2]) == len(busy.office.rows)
-    assert "Too many open files" in caplog.text
-    store.close()
-
-
-def test_a_service_without_a_hatch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "slicewise.sock").mkdir()
+def test_a_data_folder_in_use_is_refused_with_advice(tmp_path: Path) -> None:
     store = open_store(tmp_path)
-    assert "no backups while the service runs" in caplog.text
     fill(store, 20)
-    with pytest.raises(InUseError), open_contents(tmp_path):
-        pass
+    with pytest.raises(InUseError, match="slicewise backup --server URL FILE"):
+        open_contents(tmp_path).__enter__()
     store.close()
     with open_contents(tmp_path) as contents:
         assert contents.last_seq >= 20
 
 
-def test_a_folder_in_use_by_something_else(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
-    (tmp_path / "slicewise.sock").unlink()
-    with pytest.raises(InUseError), open_contents(tmp_path):
-        pass
-    store.close()
+def test_a_truncated_stream_leaves_no_file(store: SqlStore, tmp_path: Path) -> None:
+    fill(store, 60)
+    pieces = list(backup_pieces(store.contents()))
+    whole = b"".join(pieces)
+    file = tmp_path / "backup"
+    for length in (0, 1, len(whole) // 2, len(whole) - 1):
+        with pytest.raises(SlicewiseError, match="from the service is damaged or was cut short"):
+            save_backup([whole[:length]], file)
+        assert [path.name for path in tmp_path.iterdir() if "backup" in path.name] == []
+    assert save_backup(pieces, file) == store.last_seq()
+    with open_backup(file) as contents:
+        assert everything(contents) == everything(store.contents())
 
 
-def read_in_use(folder: Path) -> Everything:
-    with open_contents(folder) as contents:
-        return everything(contents)
+def test_a_failed_stream_leaves_no_file(store: SqlStore, tmp_path: Path) -> None:
+    fill(store, 60)
+
+    def failing() -> Iterator[bytes]:
+        yield from backup_pieces(store.contents())
+        raise SlicewiseError("the connection is gone")
+
+    with pytest.raises(SlicewiseError, match="the connection is gone"):
+        save_backup(failing(), tmp_path / "backup")
+    assert not list(tmp_path.glob("*backup*"))
 
 
-def test_a_store_that_fails_on_the_way_is_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = open_store(tmp_path)
-    fill(store, 50)
+def test_all_pieces_are_small(home: Destination, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slicewise.store.backup_file.PIECE_BYTES", 1000)
+    store = home.open()
+    fill(store, 300)
+    pieces = list(backup_pieces(store.contents()))
+    assert len(pieces) > 5
+    assert max(map(len, pieces)) <= 1000
+    assert all(pieces)
 
-    def broken(self: object) -> list[StoredRow]:
-        raise SlicewiseError("the disk is gone")
 
-    monkeypatch.setattr("slicewise.store.sql.StoreContents.rows", broken)
-    with pytest.raises(SlicewiseError, match="damaged or was cut short"):
-        read_in_use(tmp_path)
-    store.close()
+def test_rows_pruned_during_the_backup_end_it(home: Destination) -> None:
+    """Otherwise a slow reader would get a backup with a gap, which cannot be restored."""
+    store = home.open()
+    busy = fill(store, 300)
+    contents = store.contents()
+    epoch = store.contents().epoch
+    assert store.prune(epoch, float("inf"), None) > 0
+    with pytest.raises(StoreError, match="left the journal while it was read: try again"):
+        list(contents.rows())
+    assert len(list(store.contents().rows())) < len(busy.office.rows)

@@ -1,4 +1,4 @@
-"""`slicewise backup`, `restore` and `verify`, as they are typed."""
+"""The commands `slicewise backup`, `restore` and `verify`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.store.busy import fill
-from tests.store.conftest import Home
+from tests.store.conftest import Destination
 
 from slicewise.cli.main import exit_status
 from slicewise.store import open_store, verify
@@ -21,13 +21,19 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
     return status, out, err
 
 
-def test_there_and_back(
-    home: Home, other_home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_backup_verify_and_restore(
+    home: Destination, other_home: Destination, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = home.open()
     rows = len(fill(store).office.rows)
     file = tmp_path / "backup.jsonl.gz"
-    status, out, err = run(capsys, "backup", *home.options, file)  # while it is in use
+    if home.database is None:
+        status, _, err = run(capsys, "backup", *home.options, file)
+        assert status == 2
+        assert "slicewise backup --server URL FILE" in err
+        assert err.count("\n") == 1
+        store.close()
+    status, out, err = run(capsys, "backup", *home.options, file)
     assert (status, err) == (0, "")
     assert out == f"{file}: {rows} rows of the journal, {file.stat().st_size} bytes\n"
     store.close()
@@ -36,11 +42,11 @@ def test_there_and_back(
     for where in (home.options, other_home.options, ["--backup", str(file)]):
         status, out, _ = run(capsys, "verify", *where)
         assert status == 0
-        assert out.startswith(f"{rows} rows, 2 images, ")
+        assert out.startswith(f"{rows} rows, 2 snapshots, ")
         assert out.endswith("answers: clean\n")
 
 
-def test_json(home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json(home: Destination, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = home.open()
     busy = fill(store)
     rows = len(busy.office.rows)
@@ -55,14 +61,14 @@ def test_json(home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert json.loads(out) == {
         "clean": True,
         "rows": rows,
-        "images": 2,
+        "snapshots": 2,
         "answers": len(busy.answers),
         "findings": [],
         "more": 0,
     }
 
 
-def test_findings_are_printed_and_are_exit_1(
+def test_findings_are_printed_and_the_exit_status_is_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = open_store(tmp_path)
@@ -74,7 +80,7 @@ def test_findings_are_printed_and_are_exit_1(
     status, out, _ = run(capsys, "verify", "--data", tmp_path)
     assert status == 1
     assert out.splitlines()[:3] == [
-        "entry 100 is not what was written, or not behind what it followed",
+        "entry 100 is not what was written, or does not follow the one before",
         "entry 100 was written in epoch 5, and the last epoch is 1",
         "entry 101 was written in epoch 1, after entries of epoch 5",
     ]
@@ -85,21 +91,30 @@ def test_findings_are_printed_and_are_exit_1(
     assert json.loads(out)["clean"] is False
 
 
-@pytest.mark.parametrize("command", [["backup", "file"], ["restore", "file"], ["verify"]])
-def test_one_place_is_named(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        (["backup", "file"], "--server, --data or --database"),
+        (["restore", "file"], "--data or --database"),
+        (["verify"], "--data, --database or --backup"),
+    ],
+)
+def test_exactly_one_store_must_be_named(
+    command: list[str], options: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     for places in ([], ["--data", "x", "--database", "postgresql://y/z"]):
         status, _, err = run(capsys, *command, *places)
         assert status == 2
-        assert "name one of --data" in err
+        assert f"name one of {options}, not" in err
 
 
-def test_refusals_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "file"
     file.write_text("in the way")
     (tmp_path / "empty").mkdir()
     for arguments, problem in (
         (["backup", "--data", tmp_path / "nowhere", tmp_path / "new"], "there is no folder"),
-        (["backup", "--data", tmp_path / "empty", file], "exists already"),
+        (["backup", "--data", tmp_path / "empty", file], "already exists"),
         (["backup", "--data", tmp_path / "empty", tmp_path / "new"], "holds no database"),
         (["backup", "--data", tmp_path / "empty", tmp_path / ("x" * 300)], "cannot be written"),
         (["verify", "--data", tmp_path / "empty"], "holds no database"),
@@ -115,7 +130,9 @@ def test_refusals_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert err.count("\n") == 1
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_cannot_be_created(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     store = open_store(tmp_path)
     fill(store, 50)
     assert verify(store).clean
@@ -125,4 +142,4 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixt
         capsys, "restore", "--data", tmp_path / "backup" / "under", tmp_path / "backup"
     )
     assert status == 2
-    assert "cannot be made" in err
+    assert "cannot be created" in err

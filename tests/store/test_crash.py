@@ -1,4 +1,4 @@
-"""A process that is killed loses nothing that it said it had written."""
+"""A killed process loses no acknowledged commit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.store.conftest import Home
+from tests.store.conftest import Destination
 
 from slicewise.store import verify
 
@@ -21,8 +21,8 @@ WRITE = """
 import random
 import sys
 from pathlib import Path
-from slicewise.control.image import image_of
-from slicewise.control.writer import load
+from slicewise.control.snapshot import snapshot_of
+from slicewise.runtime.commit_loop import load
 from slicewise.store import open_store
 from tests.store.busy import Busy
 
@@ -42,13 +42,13 @@ while True:
     store.append(epoch, rows, busy.answers[given:])
     written, given = written + len(rows), len(busy.answers)
     if chance.random() < 0.2:
-        store.keep_image(image_of(busy.office.state))
+        store.save_snapshot(snapshot_of(busy.office.state))
     print(written, flush=True)
     busy.work(written + chance.randrange(1, 30))
 """
 
 
-def test_nothing_acknowledged_is_lost(home: Home) -> None:
+def test_no_acknowledged_commit_is_lost(home: Destination) -> None:
     root = Path(__file__).parents[2]
     chance = random.Random(7)
     said = 0
@@ -57,7 +57,7 @@ def test_nothing_acknowledged_is_lost(home: Home) -> None:
             [sys.executable, "-c", WRITE, str(home.data or ""), home.database or "", "11"],
             stdout=subprocess.PIPE,
             cwd=root,
-            env={**os.environ, "PYTHONPATH": str(root)},
+            env={**os.environ, "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}"},
             text=True,
         ) as child:
             assert child.stdout is not None

@@ -1,4 +1,4 @@
-"""Two who believe that they lead: whatever the order of things, one of them cannot write."""
+"""Two processes that consider themselves the leader: in any order, only one can write."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ import psycopg
 import pytest
 from tests.postgres import PostgresServer
 from tests.store.busy import START
+from tests.tenants import ref
 
-from slicewise.control.entries import Row, TenantSet
 from slicewise.control.ports import FencedError, StoreError
+from slicewise.journal.entries import Row, TenantSet
 from slicewise.store import open_store
 from slicewise.store.sql import SqlStore
-from slicewise.store.verifying import verify
+from slicewise.store.verification import verify
 
 
 def row(seq: int, who: str = "me") -> Row:
-    return Row(seq, START, who, TenantSet(f"t{seq}"))
+    return Row(seq, START, who, TenantSet(ref(f"t{seq}")))
 
 
 @pytest.fixture
@@ -30,22 +31,22 @@ def url(server: PostgresServer) -> str:
 
 @pytest.fixture
 def stores(url: str) -> Iterator[tuple[SqlStore, SqlStore]]:
-    """Two processes' stores on one database."""
+    """The stores of two processes on one database."""
     one, two = open_store(None, url), open_store(None, url)
     yield one, two
     one.close()
     two.close()
 
 
-class Outside:
-    """Somebody else on the database, who holds things up."""
+class LockingSession:
+    """Another session of the database, which holds locks."""
 
     def __init__(self, url: str) -> None:
         self._busy = psycopg.connect(url)
         self._looks = psycopg.connect(url, autocommit=True)
 
     def take_number(self, seq: int) -> None:
-        """Write a row and do not commit: whoever writes that row, too, has to wait.
+        """Write a row without committing: another writer of that row must wait.
 
         By then it has looked at the epoch.
         """
@@ -56,7 +57,7 @@ class Outside:
         )
 
     def take_over(self) -> None:
-        """Take the lead and do not commit."""
+        """Become the leader without committing."""
         self._busy.execute("UPDATE leader SET epoch = epoch + 1, holder = 'outside'")
 
     def commit(self) -> None:
@@ -66,7 +67,7 @@ class Outside:
         self._busy.rollback()
 
     def wait_until_blocked(self, count: int) -> None:
-        """Wait until so many calls wait for a lock."""
+        """Wait until this many calls wait for a lock."""
         while self.ask(
             "SELECT count(*) FROM pg_stat_activity "
             "WHERE wait_event_type = 'Lock' AND datname = current_database()"
@@ -82,15 +83,15 @@ class Outside:
 
 
 @pytest.fixture
-def outside(url: str) -> Iterator[Outside]:
-    """Somebody who holds things up."""
-    outside = Outside(url)
+def outside(url: str) -> Iterator[LockingSession]:
+    """A session that holds locks."""
+    outside = LockingSession(url)
     yield outside
     outside.close()
 
 
 class Call(threading.Thread):
-    """A call in a thread of its own, and what came of it."""
+    """A call in its own thread, and its outcome."""
 
     def __init__(self, function: object, *arguments: object) -> None:
         super().__init__()
@@ -109,8 +110,8 @@ class Call(threading.Thread):
         return self.outcome
 
 
-def test_a_commit_under_way_comes_before_the_next_leader(
-    stores: tuple[SqlStore, SqlStore], outside: Outside
+def test_a_new_leader_waits_for_a_commit_in_progress(
+    stores: tuple[SqlStore, SqlStore], outside: LockingSession
 ) -> None:
     one, two = stores
     epoch = one.lead("one", "", 0)
@@ -128,8 +129,8 @@ def test_a_commit_under_way_comes_before_the_next_leader(
         one.append(epoch, [row(2)], [])
 
 
-def test_a_leader_that_is_replaced_meanwhile_writes_nothing(
-    stores: tuple[SqlStore, SqlStore], outside: Outside
+def test_a_replaced_leader_writes_nothing(
+    stores: tuple[SqlStore, SqlStore], outside: LockingSession
 ) -> None:
     one, two = stores
     epoch = one.lead("one", "", 0)
@@ -142,8 +143,8 @@ def test_a_leader_that_is_replaced_meanwhile_writes_nothing(
     assert two.rows(0, 10) == []
 
 
-def test_a_takeover_that_fails_changes_nothing(
-    stores: tuple[SqlStore, SqlStore], outside: Outside
+def test_a_failed_takeover_changes_nothing(
+    stores: tuple[SqlStore, SqlStore], outside: LockingSession
 ) -> None:
     one, _ = stores
     epoch = one.lead("one", "", 0)
@@ -156,7 +157,7 @@ def test_a_takeover_that_fails_changes_nothing(
     assert one.rows(0, 10) == [row(1)]
 
 
-def test_of_two_who_take_over_at_once_one_leads(stores: tuple[SqlStore, SqlStore]) -> None:
+def test_one_of_two_concurrent_takeovers_succeeds(stores: tuple[SqlStore, SqlStore]) -> None:
     one, two = stores
     for _ in range(20):
         calls = [Call(one.lead, "one", "", 3600), Call(two.lead, "two", "", 3600)]
@@ -167,10 +168,10 @@ def test_of_two_who_take_over_at_once_one_leads(stores: tuple[SqlStore, SqlStore
         one.resign(epoch)
 
 
-def test_an_append_that_was_given_up_and_still_commits_is_not_overwritten(
-    stores: tuple[SqlStore, SqlStore], outside: Outside
+def test_a_commit_after_its_timeout_is_not_overwritten(
+    stores: tuple[SqlStore, SqlStore], outside: LockingSession
 ) -> None:
-    """The connection breaks, the writer reads the journal again, and only then the commit comes."""
+    """The connection breaks, the writer reads the journal again, and then the commit succeeds."""
     one, two = stores
     epoch = one.lead("one", "", 3600)
     assert epoch is not None
@@ -188,10 +189,10 @@ def test_an_append_that_was_given_up_and_still_commits_is_not_overwritten(
     assert [found.actor for found in one.rows(0, 10)] == [who] * (1 if who == "first" else 2)
 
 
-def test_many_leaders_at_random_write_one_history(
-    stores: tuple[SqlStore, SqlStore], outside: Outside
+def test_random_changes_of_leader_produce_one_history(
+    stores: tuple[SqlStore, SqlStore], outside: LockingSession
 ) -> None:
-    """Leases so short that they are over at once: epochs are taken away all the time."""
+    """Leases expire at once, so epochs change all the time."""
     written: list[tuple[int, int, str]] = []
     fenced = 0
 

@@ -1,4 +1,4 @@
-"""Tables are made and brought up to date, by one at a time, and never backwards."""
+"""Migrations: run once, by one process at a time, and never backwards."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import inspect
 from tests.postgres import PostgresServer
-from tests.store.conftest import Home
+from tests.store.conftest import Destination
 
 from slicewise.core.errors import SlicewiseError
-from slicewise.store import migrating, open_contents, open_store
+from slicewise.store import open_contents, open_store
+from slicewise.store import schema_version as migrating
+from slicewise.store.schema import metadata
 from slicewise.store.sql import SqlStore
-from slicewise.store.tables import metadata
 
 
-def test_the_steps_lead_to_the_tables(store: SqlStore) -> None:
+def test_the_migrations_produce_the_schema(store: SqlStore) -> None:
     with store.session() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
         assert compare_metadata(context, metadata) == []
@@ -32,13 +33,13 @@ def test_the_steps_lead_to_the_tables(store: SqlStore) -> None:
     assert indexes >= {index.name for table in metadata.tables.values() for index in table.indexes}
 
 
-def test_the_last_step_is_known_by_name() -> None:
+def test_the_head_revision_is_the_last_migration() -> None:
     config = Config()
     config.set_main_option("script_location", str(Path(migrating.__file__).parent / "migrations"))
     assert ScriptDirectory.from_config(config).get_heads() == [migrating.HEAD]
 
 
-def test_a_database_is_opened_again_as_it_is(home: Home) -> None:
+def test_a_current_database_is_not_changed(home: Destination) -> None:
     store = home.open()
     epoch = store.lead("me", "", 3600)
     store.close()
@@ -48,12 +49,12 @@ def test_a_database_is_opened_again_as_it_is(home: Home) -> None:
         assert connection.exec_driver_sql("SELECT epoch FROM leader").scalar() == epoch
 
 
-def test_a_newer_database_is_refused(home: Home) -> None:
+def test_a_newer_database_is_refused(home: Destination) -> None:
     store = home.open()
     with store.transaction() as connection:
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
     store.close()
-    with pytest.raises(SlicewiseError, match="changed by a newer slicewise"):
+    with pytest.raises(SlicewiseError, match="migrated by a newer slicewise"):
         home.open()
     with (
         pytest.raises(SlicewiseError, match="revision 9999"),
@@ -62,25 +63,25 @@ def test_a_newer_database_is_refused(home: Home) -> None:
         pass
 
 
-def test_an_older_database_is_not_changed_by_reading_it(
-    home: Home, monkeypatch: pytest.MonkeyPatch
+def test_reading_does_not_migrate_an_older_database(
+    home: Destination, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home.open().close()
     monkeypatch.setattr(migrating, "HEAD", "0002")
     with (
-        pytest.raises(SlicewiseError, match="serve from it once"),
+        pytest.raises(SlicewiseError, match="start the service once"),
         open_contents(home.data, home.database),
     ):
         pass
 
 
-def test_nothing_is_made_by_reading_nothing(home: Home) -> None:
+def test_reading_creates_no_database(home: Destination) -> None:
     with pytest.raises(SlicewiseError, match="holds no"), open_contents(home.data, home.database):
         pass
     assert home.data is None or list(home.data.iterdir()) == []
 
 
-def test_many_who_start_at_once_make_the_tables_once(server: PostgresServer) -> None:
+def test_concurrent_starts_create_the_tables_once(server: PostgresServer) -> None:
     url = server.database()
     outcomes: list[object] = []
 
@@ -100,8 +101,8 @@ def test_many_who_start_at_once_make_the_tables_once(server: PostgresServer) -> 
     assert outcomes == [0] * 6
 
 
-def test_a_step_that_fails_leaves_nothing_behind(
-    home: Home, monkeypatch: pytest.MonkeyPatch
+def test_a_failed_migration_changes_nothing(
+    home: Destination, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*arguments: object) -> None:
         raise SlicewiseError("halfway")

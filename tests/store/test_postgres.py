@@ -1,4 +1,4 @@
-"""The store in PostgreSQL: connections that break, servers that stop, URLs that are wrong."""
+"""The PostgreSQL store: lost connections, stopped servers, invalid URLs."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ import psycopg
 import pytest
 from tests.postgres import PostgresServer, the_server
 from tests.store.busy import START, fill
+from tests.tenants import ref
 
-from slicewise.control.entries import Row, TenantSet
 from slicewise.control.ports import StoreError
 from slicewise.core.errors import SlicewiseError
-from slicewise.store.patience import Line, Patience
+from slicewise.journal.entries import Row, TenantSet
 from slicewise.store.postgres import PostgresStore, database_url
-from slicewise.store.verifying import verify
+from slicewise.store.verification import verify
+from slicewise.store.watchdog import Socket, Watchdog
 
 
 def row(seq: int) -> Row:
-    return Row(seq, START, "me", TenantSet(f"t{seq}"))
+    return Row(seq, START, "me", TenantSet(ref(f"t{seq}")))
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def cut_connections(url: str) -> None:
 
 
 def until_it_works(call: object) -> object:
-    """Try again as the writer does; returns what came of it in the end."""
+    """Retry as the commit loop does, and return the result."""
     while True:
         try:
             return call()  # type: ignore[operator]
@@ -55,7 +56,7 @@ def until_it_works(call: object) -> object:
             pass
 
 
-def test_a_lost_connection_is_an_error_once(store: PostgresStore, url: str) -> None:
+def test_a_lost_connection_fails_one_call(store: PostgresStore, url: str) -> None:
     epoch = store.lead("me", "", 3600)
     assert epoch is not None
     store.append(epoch, [row(1)], [])
@@ -67,7 +68,7 @@ def test_a_lost_connection_is_an_error_once(store: PostgresStore, url: str) -> N
     assert store.rows(0, 10) == [row(1), row(2)]
 
 
-def test_whoever_waits_for_rows_connects_again(store: PostgresStore, url: str) -> None:
+def test_waiting_for_rows_reconnects(store: PostgresStore, url: str) -> None:
     epoch = store.lead("me", "", 3600)
     assert epoch is not None
     assert not store.wait_for_rows(0, 0.01)
@@ -80,27 +81,27 @@ def test_whoever_waits_for_rows_connects_again(store: PostgresStore, url: str) -
 
 @pytest.fixture
 def own_server() -> Iterator[PostgresServer]:
-    """A server that may be stopped, since nobody else uses it."""
+    """A server of this test only, which it may stop."""
     server = PostgresServer(the_server().programs)
     server.start()
     yield server
     server.destroy()
 
 
-def test_too_many_open_files_are_trouble_that_passes(
+def test_too_many_open_files_are_a_transient_error(
     store: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(descriptor: int) -> Line:
+    def full(descriptor: int) -> Socket:
         raise OSError(errno.EMFILE, "Too many open files")
 
     with monkeypatch.context() as crowded:
-        crowded.setattr("slicewise.store.postgres.Line", full)
+        crowded.setattr("slicewise.store.postgres.Socket", full)
         with pytest.raises(StoreError, match="Too many open files"):
             store.wait_for_rows(0, 0)
     assert not store.wait_for_rows(0, 0)
 
 
-def test_a_server_that_restarts(own_server: PostgresServer) -> None:
+def test_a_restart_of_the_server(own_server: PostgresServer) -> None:
     store = PostgresStore(own_server.database())
     busy = fill(store)
     own_server.stop()
@@ -114,7 +115,7 @@ def test_a_server_that_restarts(own_server: PostgresServer) -> None:
     store.close()
 
 
-def test_a_server_that_says_nothing_is_given_up(own_server: PostgresServer) -> None:
+def test_a_call_to_a_hanging_server_times_out(own_server: PostgresServer) -> None:
     store = PostgresStore(own_server.database(), call_seconds=0.3)
     epoch = store.lead("me", "", 3600)
     assert epoch is not None
@@ -136,7 +137,7 @@ def test_a_server_that_says_nothing_is_given_up(own_server: PostgresServer) -> N
     store.close()
 
 
-def test_a_call_that_waits_too_long_for_a_lock(url: str) -> None:
+def test_a_call_that_waits_for_a_lock_times_out(url: str) -> None:
     store = PostgresStore(url, call_seconds=0.2)
     epoch = store.lead("me", "", 3600)
     assert epoch is not None
@@ -148,7 +149,7 @@ def test_a_call_that_waits_too_long_for_a_lock(url: str) -> None:
     store.close()
 
 
-def test_settings_of_a_connection(store: PostgresStore) -> None:
+def test_the_settings_of_a_connection(store: PostgresStore) -> None:
     with store.session() as connection:
 
         def setting(name: str) -> object:
@@ -160,7 +161,7 @@ def test_settings_of_a_connection(store: PostgresStore) -> None:
         assert setting("synchronous_commit") == "on"
 
 
-def test_commits_are_on_disk_even_where_the_server_would_not_wait(url: str) -> None:
+def test_commits_are_synchronous_whatever_the_default_of_the_server(url: str) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
         name = url.rpartition("/")[2]
         connection.execute(f"ALTER DATABASE {name} SET synchronous_commit = off".encode())
@@ -170,7 +171,7 @@ def test_commits_are_on_disk_even_where_the_server_would_not_wait(url: str) -> N
     store.close()
 
 
-def test_a_server_without_fsync_is_warned_of(
+def test_a_server_without_fsync_is_logged(
     server: PostgresServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -178,7 +179,7 @@ def test_a_server_without_fsync_is_warned_of(
     assert "fsync = off" in caplog.text
 
 
-def test_a_server_that_is_not_there() -> None:
+def test_an_unreachable_server() -> None:
     with socket.socket() as probe:  # bound and not listening: nobody answers there
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -188,7 +189,7 @@ def test_a_server_that_is_not_there() -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_database_that_is_not_there(server: PostgresServer) -> None:
+def test_a_missing_database(server: PostgresServer) -> None:
     url = server.database()
     with pytest.raises(StoreError, match='database "nobody" does not exist'):
         PostgresStore(url.rpartition("/")[0] + "/nobody")
@@ -204,13 +205,13 @@ def test_a_database_that_is_not_there(server: PostgresServer) -> None:
         ("", "not a URL such as"),
     ],
 )
-def test_wrong_urls(url: str, problem: str) -> None:
+def test_invalid_urls(url: str, problem: str) -> None:
     with pytest.raises(SlicewiseError, match=problem):
         database_url(url)
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg"])
-def test_right_urls(scheme: str) -> None:
+def test_valid_urls(scheme: str) -> None:
     url = database_url(f"{scheme}://me:secret@host:1/name?sslmode=require")
     assert url.render_as_string(hide_password=False) == (
         "postgresql+psycopg://me:secret@host:1/name?sslmode=require"
@@ -232,7 +233,7 @@ def test_connections_are_not_leaked(url: str, tmp_path: Path) -> None:
     assert len(list(descriptors.iterdir())) == before
 
 
-def test_a_store_may_be_closed_while_it_is_used(url: str) -> None:
+def test_a_store_can_be_closed_while_it_is_used(url: str) -> None:
     store = PostgresStore(url)
     problems: list[object] = []
 
@@ -253,41 +254,41 @@ def test_a_store_may_be_closed_while_it_is_used(url: str) -> None:
     assert problems == ["the store is closed"] * 4
 
 
-# Patience
+# Watchdog
 
 
-def test_a_line_is_cut_when_its_time_is_over() -> None:
-    patience = Patience()
+def test_a_call_past_its_deadline_fails() -> None:
+    watchdog = Watchdog()
     here, there = socket.socketpair()
-    line = Line(here.fileno())
-    with patience.for_at_most(0.01, line):
+    line = Socket(here.fileno())
+    with watchdog.limit(0.01, line):
         assert here.recv(1) == b""  # would wait for ever
     line.close()
     here.close()
     there.close()
-    patience.close()
+    watchdog.close()
 
 
-def test_a_line_that_is_used_in_time_stays() -> None:
-    patience = Patience()
+def test_a_call_within_its_deadline_is_left_alone() -> None:
+    watchdog = Watchdog()
     pairs = [socket.socketpair() for _ in range(8)]
-    lines = [Line(here.fileno()) for here, _ in pairs]
+    lines = [Socket(here.fileno()) for here, _ in pairs]
 
     def use(number: int) -> None:
         here, there = pairs[number]
         for _ in range(200):
-            with patience.for_at_most(60, lines[number]):
+            with watchdog.limit(60, lines[number]):
                 there.send(b"x")
                 assert here.recv(1) == b"x"
 
     threads = [threading.Thread(target=use, args=(number,)) for number in range(8)]
     for thread in threads:
         thread.start()
-    with patience.for_at_most(0.01, lines[0]):
+    with watchdog.limit(0.01, lines[0]):
         pass
     for thread in threads:
         thread.join()
-    patience.close()
+    watchdog.close()
     for line, (here, there) in zip(lines, pairs, strict=True):
         there.send(b"y")
         assert here.recv(1) == b"y"

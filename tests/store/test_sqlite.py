@@ -1,4 +1,4 @@
-"""The store in a SQLite file: its folder, its modes, and what it does when the disk does not."""
+"""The SQLite store: its folder, its modes, and failures of the disk."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from pathlib import Path
 
 import pytest
 from tests.store.busy import START, fill
+from tests.tenants import ref
 
 from slicewise.control.answers import Answer
-from slicewise.control.entries import Row, TenantSet
 from slicewise.control.ports import Kept, Key, StoreError
 from slicewise.core.errors import SlicewiseError
+from slicewise.journal.entries import Row, TenantSet
 from slicewise.lockfile import InUseError
 from slicewise.store import open_store, verify
 from slicewise.store.sql import SqlStore
-from slicewise.store.sqlite import DATABASE, LOCK, SqliteStore
-from slicewise.store.sqlite_mode import Mode
+from slicewise.store.sqlite import DATABASE, LOCK, Mode, SqliteStore
 
 WAL_SHARED = Mode("WAL", "NORMAL", "for a test")
 WAL_ALONE = Mode("WAL", "EXCLUSIVE", "for a test")
@@ -34,7 +34,9 @@ ROLLBACK = Mode("TRUNCATE", "NORMAL", "for a test")
 
 def rows(first: int, count: int) -> list[Row]:
     """Rows of about 200 bytes."""
-    return [Row(seq, START, "a" * 150, TenantSet(f"t{seq}")) for seq in range(first, first + count)]
+    return [
+        Row(seq, START, "a" * 150, TenantSet(ref(f"t{seq}"))) for seq in range(first, first + count)
+    ]
 
 
 def pragma(store: SqliteStore, name: str) -> object:
@@ -43,7 +45,7 @@ def pragma(store: SqliteStore, name: str) -> object:
 
 
 def test_a_commit_of_any_size(tmp_path: Path) -> None:
-    """Up to 111 lines go in by one statement: who leads, the rows, their answers."""
+    """Commits below, at and above the number of rows of one statement."""
     store = open_store(tmp_path)
     epoch = store.lead("me", "", 3600)
     assert epoch is not None
@@ -61,7 +63,7 @@ def test_a_commit_of_any_size(tmp_path: Path) -> None:
 # The folder
 
 
-def test_one_process_has_the_folder(tmp_path: Path) -> None:
+def test_one_process_at_a_time_uses_the_folder(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     with pytest.raises(InUseError, match=rf"process {os.getpid()}.*{LOCK}"):
         open_store(tmp_path)
@@ -79,7 +81,7 @@ sys.stdin.read()
 """
 
 
-def test_a_killed_process_leaves_the_folder_free_and_its_epoch_behind(tmp_path: Path) -> None:
+def test_after_a_kill_the_folder_is_free_and_the_epoch_is_over(tmp_path: Path) -> None:
     child = subprocess.Popen(
         [sys.executable, "-c", HOLD, tmp_path],
         stdin=subprocess.PIPE,
@@ -99,7 +101,7 @@ def test_a_killed_process_leaves_the_folder_free_and_its_epoch_behind(tmp_path: 
     assert mine == epoch + 1
 
 
-def test_every_start_has_an_epoch_of_its_own(tmp_path: Path) -> None:
+def test_every_start_has_a_new_epoch(tmp_path: Path) -> None:
     epochs = []
     for _ in range(3):
         store = open_store(tmp_path)
@@ -108,7 +110,7 @@ def test_every_start_has_an_epoch_of_its_own(tmp_path: Path) -> None:
     assert epochs == [1, 2, 3]
 
 
-def test_only_its_owner_reads_the_database(tmp_path: Path) -> None:
+def test_only_the_owner_can_read_the_database(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     fill(store, 50)
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
@@ -117,14 +119,14 @@ def test_only_its_owner_reads_the_database(tmp_path: Path) -> None:
     assert set(modes.values()) == {0o600}
 
 
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_folder(tmp_path: Path) -> None:
     with pytest.raises(SlicewiseError, match="no folder"):
         open_store(tmp_path / "nowhere")
     with pytest.raises(SlicewiseError, match="name a data folder"):
         open_store(None)
 
 
-def test_a_file_that_is_no_database(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_database(tmp_path: Path) -> None:
     (tmp_path / DATABASE).write_text("not a database " * 100)
     with pytest.raises(StoreError, match="damaged"):
         open_store(tmp_path)
@@ -150,7 +152,7 @@ def test_every_mode_is_durable_and_works(
     store.close()
 
 
-def test_with_exclusive_locking_there_is_no_second_connection(tmp_path: Path) -> None:
+def test_exclusive_locking_prevents_a_second_connection(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path, mode=WAL_ALONE)
     assert not list(tmp_path.glob("*-shm"))
     other = sqlite3.connect(tmp_path / DATABASE, timeout=0)
@@ -160,7 +162,7 @@ def test_with_exclusive_locking_there_is_no_second_connection(tmp_path: Path) ->
     store.close()
 
 
-def test_with_normal_locking_others_may_read(tmp_path: Path) -> None:
+def test_normal_locking_allows_other_readers(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path, mode=WAL_SHARED)
     fill(store, 50)
     other = sqlite3.connect(tmp_path / DATABASE, timeout=0)
@@ -169,7 +171,7 @@ def test_with_normal_locking_others_may_read(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_program_that_has_the_database_open_is_named_as_the_trouble(
+def test_another_program_with_the_database_open_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("slicewise.store.sqlite.BUSY_SECONDS", 0.01)
@@ -195,13 +197,13 @@ def test_a_program_that_has_the_database_open_is_named_as_the_trouble(
     ],
     ids=str,
 )
-def test_no_look_into_the_history_reads_the_whole_journal(
+def test_no_query_of_the_history_reads_the_whole_journal(
     tmp_path: Path, question: dict[str, object], index: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = SqliteStore(tmp_path)
     fill(store, 200)
     plans: list[str] = []
-    look = store._look
+    look = store._select
 
     def explain(wanted: object) -> list[Row]:
         text = str(wanted.compile(store._engine, compile_kwargs={"literal_binds": True}))  # type: ignore[attr-defined]
@@ -209,7 +211,7 @@ def test_no_look_into_the_history_reads_the_whole_journal(
             plans.extend(row[3] for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}"))
         return look(wanted)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(store, "_look", explain)
+    monkeypatch.setattr(store, "_select", explain)
     store.history(before=None, limit=5, **question)  # type: ignore[arg-type]
     store.close()
     assert plans
@@ -246,7 +248,7 @@ def append_often(store: SqlStore, epoch: int) -> None:
         store.append(epoch, rows(first, 500), [])
 
 
-def test_a_full_disk_is_told_and_gone_on_from(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_recovered_from(tmp_path: Path) -> None:
     with small_disk(tmp_path):
         store = open_store(tmp_path)
         epoch = store.lead("me", "", 3600)
@@ -272,7 +274,7 @@ def test_a_full_disk_is_told_and_gone_on_from(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [WAL_ALONE, WAL_SHARED, ROLLBACK], ids=lambda m: "-".join(m[:2]))
-def test_a_failing_disk_is_told_and_gone_on_from(tmp_path: Path, mode: Mode) -> None:
+def test_a_failing_disk_is_reported_and_recovered_from(tmp_path: Path, mode: Mode) -> None:
     store = SqliteStore(tmp_path, mode=mode)
     epoch = store.lead("me", "", 3600)
     assert epoch is not None
@@ -292,7 +294,7 @@ def test_a_failing_disk_is_told_and_gone_on_from(tmp_path: Path, mode: Mode) -> 
     store.close()
 
 
-def test_what_failed_leaves_no_transaction_behind(tmp_path: Path) -> None:
+def test_a_failed_call_leaves_no_open_transaction(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path)
     epoch = store.lead("me", "", 3600)
     assert epoch is not None
@@ -308,7 +310,7 @@ def test_what_failed_leaves_no_transaction_behind(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_version_that_is_too_old_is_refused(
+def test_an_old_version_of_sqlite_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sqlite3.sqlite_version_info", (3, 22, 0))

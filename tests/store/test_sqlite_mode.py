@@ -1,10 +1,10 @@
-"""Which journal mode is safe on which version of SQLite."""
+"""The safe journal mode of each version of SQLite."""
 
 from __future__ import annotations
 
 import pytest
 
-from slicewise.store.sqlite_mode import Version, has_wal_reset_defect, journal_mode
+from slicewise.store.sqlite import Version, has_wal_reset_defect, journal_mode
 
 AFFECTED: list[Version] = [
     (3, 7, 0),
@@ -35,18 +35,18 @@ FIXED: list[Version] = [
 
 
 @pytest.mark.parametrize("version", AFFECTED)
-def test_a_version_with_the_defect_gets_no_second_connection(version: Version) -> None:
+def test_a_version_with_the_defect_gets_exclusive_locking(version: Version) -> None:
     assert has_wal_reset_defect(version)
     assert journal_mode(version)[:2] == ("WAL", "EXCLUSIVE")
     assert "defect" in journal_mode(version).why
 
 
 @pytest.mark.parametrize("version", FIXED)
-def test_a_version_without_it_lets_others_read(version: Version) -> None:
+def test_a_version_without_the_defect_gets_normal_locking(version: Version) -> None:
     assert not has_wal_reset_defect(version)
     assert journal_mode(version)[:2] == ("WAL", "NORMAL")
 
 
-def test_a_version_without_wal_uses_none() -> None:
+def test_a_version_without_wal_gets_a_rollback_journal() -> None:
     assert not has_wal_reset_defect((3, 6, 23))
     assert journal_mode((3, 6, 23))[:2] == ("TRUNCATE", "NORMAL")

@@ -1,4 +1,4 @@
-"""`verify` finds nothing in a good store, and every kind of damage in a bad one."""
+"""`verify`: no findings in an intact store, and a finding for every kind of damage."""
 
 from __future__ import annotations
 
@@ -11,10 +11,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.control.office import A30, A100
+from tests.control.control_plane import A30, A100
 from tests.store.busy import START, fill
+from tests.tenants import ref
 
-from slicewise.control.entries import (
+from slicewise.control.allocation_state import AllocationEntries
+from slicewise.control.snapshot import snapshot_of
+from slicewise.control.state import State
+from slicewise.core.errors import SlicewiseError
+from slicewise.journal.entries import (
     Allocated,
     AllocationRecord,
     Ended,
@@ -27,35 +32,32 @@ from slicewise.control.entries import (
     TenantSet,
     Want,
 )
-from slicewise.control.image import image_of
-from slicewise.control.state import State
-from slicewise.core.errors import SlicewiseError
 from slicewise.store import open_store, verify
-from slicewise.store.chain import checksum, link
-from slicewise.store.contents import Head, StoredAnswer, StoredImage, StoredRow
+from slicewise.store.checksums import checksum, link
+from slicewise.store.contents import Head, StoredAnswer, StoredRow, StoredSnapshot
 from slicewise.store.occupancy import Occupancy
 from slicewise.store.sql import SqlStore
 from slicewise.store.sqlite import DATABASE
-from slicewise.store.verifying import MAX_FINDINGS
+from slicewise.store.verification import MAX_FINDINGS
 
 
 class Papers:
-    """The contents of a store as lists, to be tampered with."""
+    """The contents of a store as lists that a test can change."""
 
     def __init__(self, store: SqlStore) -> None:
         contents = store.contents()
         self.last_seq = contents.last_seq
         self.epoch = contents.epoch
         self.head = contents.head
-        self.kept_images = list(contents.images())
+        self.kept_snapshots = list(contents.snapshots())
         self.kept_answers = list(contents.answers())
         self.kept_rows = list(contents.rows())
 
     def damage(self) -> list[str]:
         return []
 
-    def images(self) -> Iterator[StoredImage]:
-        return iter(self.kept_images)
+    def snapshots(self) -> Iterator[StoredSnapshot]:
+        return iter(self.kept_snapshots)
 
     def answers(self) -> Iterator[StoredAnswer]:
         return iter(self.kept_answers)
@@ -66,7 +68,7 @@ class Papers:
     # Tampering
 
     def first(self, kind: str, having: Callable[[Any], bool] = bool) -> int:
-        """The index of the first row of that kind whose entry is right."""
+        """The index of the first matching row of a kind."""
         return next(
             index
             for index, row in enumerate(self.kept_rows)
@@ -81,38 +83,38 @@ class Papers:
         self.kept_rows[index] = row._replace(data=json.dumps(entry), filed=None)
 
     def stamp(self, index: int, **stamps: Any) -> Papers:
-        """Change what stands around the entry of a row."""
+        """Change the columns of a row besides its entry."""
         self.kept_rows[index] = self.kept_rows[index]._replace(**stamps)
         return self
 
     def lead_until(self, epoch: int) -> None:
         self.epoch = epoch
 
-    def change_image(self, change: Callable[[Any], object]) -> None:
-        image = self.kept_images[0]
-        data = json.loads(image.data)
+    def change_snapshot(self, change: Callable[[Any], object]) -> None:
+        snapshot = self.kept_snapshots[0]
+        data = json.loads(snapshot.data)
         change(data)
-        self.kept_images[0] = image._replace(data=json.dumps(data))
+        self.kept_snapshots[0] = snapshot._replace(data=json.dumps(data))
 
     def cut(self) -> Papers:
-        """Forget the rows in front of the oldest image."""
-        image = self.kept_images[0]
-        self.kept_rows = self.kept_rows[image.seq :]
-        fields = (self.head.history, self.head.former, image.seq, image.chain)
+        """Forget the rows in front of the oldest snapshot."""
+        snapshot = self.kept_snapshots[0]
+        self.kept_rows = self.kept_rows[snapshot.seq :]
+        fields = (self.head.history, self.head.former, snapshot.seq, snapshot.chain)
         self.head = Head(*fields, checksum(*fields), self.head.seq, self.head.chain)
         return self
 
     def seal(self) -> None:
-        """Let every checksum fit what is there, as a mistake of ours would."""
+        """Recompute every checksum, as a defect of the service would."""
         chain, chains = self.head.base_chain, {self.head.base: self.head.base_chain}
         for index, row in enumerate(self.kept_rows):
             chain = chains[row.seq] = link(chain, *row[:-2])
             self.kept_rows[index] = row._replace(chain=chain)
         self.head = self.head._replace(chain=chain)
-        for index, image in enumerate(self.kept_images):
-            chain = chains.get(image.seq, b"")
-            seal = checksum(image.seq, image.data.encode(), chain)
-            self.kept_images[index] = image._replace(chain=chain, checksum=seal)
+        for index, snapshot in enumerate(self.kept_snapshots):
+            chain = chains.get(snapshot.seq, b"")
+            seal = checksum(snapshot.seq, snapshot.data.encode(), chain)
+            self.kept_snapshots[index] = snapshot._replace(chain=chain, checksum=seal)
         for index, answer in enumerate(self.kept_answers):
             *_, at, seq, _ = answer
             seal = checksum(*answer[:4], answer.body.encode(), at, seq)
@@ -121,7 +123,7 @@ class Papers:
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqlStore]:
-    """A store with something of everything in it."""
+    """A store with entries of every kind."""
     store = open_store(tmp_path_factory.mktemp("good"))
     fill(store, 600, seed=5)
     yield store
@@ -133,11 +135,11 @@ def papers(good: SqlStore) -> Papers:
     return Papers(good)
 
 
-def test_a_good_store_is_clean(good: SqlStore, papers: Papers) -> None:
+def test_an_intact_store_is_clean(good: SqlStore, papers: Papers) -> None:
     report = verify(good)
     assert report.clean
     assert report.findings == []
-    assert (report.rows, report.images) == (600, 2)
+    assert (report.rows, report.snapshots) == (600, 2)
     assert report.answers == len(papers.kept_answers) > 100
     kinds = {json.loads(row.data)["kind"] for row in papers.kept_rows}
     assert kinds >= {"moved", "served", "overtaken", "node-removed", "token-revoked", "rejected"}
@@ -148,26 +150,20 @@ def test_an_empty_store_is_clean(store: SqlStore) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_many_good_stores_are_clean(tmp_path: Path, seed: int) -> None:
+def test_many_intact_stores_are_clean(tmp_path: Path, seed: int) -> None:
     store = open_store(tmp_path)
-    fill(store, 300, seed=seed, images=20)
+    fill(store, 300, seed=seed, snapshots=20)
     assert verify(store).findings == []
     store.close()
 
 
-def test_an_image_of_an_older_version_is_clean(papers: Papers) -> None:
-    papers.change_image(lambda image: image.pop("since"))
-    papers.seal()
-    assert verify(papers).findings == []
-
-
-def test_a_journal_that_begins_at_an_image_is_clean(papers: Papers) -> None:
+def test_a_journal_that_begins_at_an_snapshot_is_clean(papers: Papers) -> None:
     papers.cut()
     assert verify(papers).findings == []
 
 
 def swap_place(papers: Papers) -> None:
-    """Put an instance where another one is."""
+    """Place an instance on top of another one."""
     taken: dict[str, list[dict[str, Any]]] = {}
     for index, row in enumerate(papers.kept_rows):
         entry = json.loads(row.data)
@@ -186,7 +182,7 @@ def swap_place(papers: Papers) -> None:
 
 
 def create_twice(papers: Papers) -> None:
-    """Let the row behind an allocation be the same again."""
+    """Repeat an allocation in the next row."""
     index = papers.first("allocated")
     papers.stamp(index + 1, data=papers.kept_rows[index].data, filed=None)
 
@@ -203,7 +199,7 @@ DAMAGE: dict[str, tuple[Callable[[Papers], object], str]] = {
     ),
     "the first row is missing": (
         lambda p: p.kept_rows.pop(0),
-        "begins at entry 2, and should begin at 1",
+        "starts at entry 2 instead of 1",
     ),
     "a row stands twice": (
         lambda p: p.kept_rows.insert(50, p.kept_rows[50]),
@@ -223,11 +219,11 @@ DAMAGE: dict[str, tuple[Callable[[Papers], object], str]] = {
     "time is far ahead": (lambda p: p.stamp(20, at=9e9), "impossible time, 9000000000.0"),
     "time runs backwards": (
         lambda p: p.stamp(20, at=START - 10_000),
-        "seconds before the entry in front of it",
+        "seconds before the previous entry",
     ),
     "time runs backwards by a moment": (
         lambda p: p.stamp(20, at=START - 1),
-        "and nothing in between says that the clock was set",
+        "and no entry records a change of the clock",
     ),
     "an entry is not JSON": (lambda p: p.stamp(30, data="{"), "entry 31 cannot be read"),
     "an entry of no known kind": (
@@ -249,13 +245,13 @@ DAMAGE: dict[str, tuple[Callable[[Papers], object], str]] = {
         lambda p: p.change(
             p.first("allocated"), lambda e: e["allocation"]["parts"][0].update(gpu=9)
         ),
-        "which there is not",
+        "which does not exist",
     ),
     "an instance on a node there is not": (
         lambda p: p.change(
             p.first("allocated"), lambda e: e["allocation"]["parts"][0].update(node="nowhere")
         ),
-        "which there is not",
+        "which does not exist",
     ),
     "an instance of an unknown profile": (
         lambda p: p.change(
@@ -280,8 +276,8 @@ DAMAGE: dict[str, tuple[Callable[[Papers], object], str]] = {
     ),
     "an allocation ends as another tenant's": (
         lambda p: p.change(
-            p.first("ended", lambda e: e["allocation"]["tenant"] == "acme"),
-            lambda e: e["allocation"].update(tenant="blue"),
+            p.first("ended", lambda e: e["allocation"]["tenant"]["name"] == "acme"),
+            lambda e: e["allocation"].update(tenant={"id": "tenant:2", "name": "blue"}),
         ),
         "ends as something else than it was",
     ),
@@ -304,7 +300,7 @@ DAMAGE: dict[str, tuple[Callable[[Papers], object], str]] = {
         lambda p: p.change(
             p.first("node-added", lambda e: e["node"] != "n0"), lambda e: e.update(node="n0")
         ),
-        "joins and is there already",
+        "is added but already exists",
     ),
     "a node of an unknown model": (
         lambda p: p.change(p.first("node-added"), lambda e: e.update(model="none")),
@@ -318,49 +314,49 @@ DAMAGE: dict[str, tuple[Callable[[Papers], object], str]] = {
         lambda p: p.change(p.first("node-added"), lambda e: e.update(first=7)),
         "the journal says 7",
     ),
-    "an image that is not JSON": (
-        lambda p: p.kept_images.__setitem__(0, p.kept_images[0]._replace(data="[")),
+    "a snapshot that is not JSON": (
+        lambda p: p.kept_snapshots.__setitem__(0, p.kept_snapshots[0]._replace(data="[")),
         "cannot be read",
     ),
-    "an image of another moment": (
-        lambda p: p.change_image(lambda i: i.update(seq=1)),
+    "a snapshot of another moment": (
+        lambda p: p.change_snapshot(lambda i: i.update(seq=1)),
         "says that it is of entry 1",
     ),
-    "an image with another quota": (
-        lambda p: p.change_image(lambda i: i["tenants"]["blue"].update(instances=99)),
+    "a snapshot with another quota": (
+        lambda p: p.change_snapshot(lambda i: i["tenants"][1]["quota"].update(instances=99)),
         "has other tenants than the journal",
     ),
-    "an image without an allocation": (
-        lambda p: p.change_image(lambda i: i["allocations"].pop()),
+    "a snapshot without an allocation": (
+        lambda p: p.change_snapshot(lambda i: i["allocations"].pop()),
         "has other allocations than the journal",
     ),
-    "an image that cannot be restored": (
-        lambda p: p.change_image(lambda i: i["allocations"].append(i["allocations"][0])),
+    "a snapshot that cannot be restored": (
+        lambda p: p.change_snapshot(lambda i: i["allocations"].append(i["allocations"][0])),
         "cannot be restored",
     ),
-    "an image in front of which the journal is gone, and wrong": (
-        lambda p: p.cut().change_image(lambda i: i["allocations"].append(i["allocations"][0])),
+    "a snapshot in front of which the journal is gone, and wrong": (
+        lambda p: p.cut().change_snapshot(lambda i: i["allocations"].append(i["allocations"][0])),
         "cannot be restored",
     ),
-    "an image ahead of the journal": (
-        lambda p: p.kept_images.append(p.kept_images[0]._replace(seq=9999)),
+    "a snapshot ahead of the journal": (
+        lambda p: p.kept_snapshots.append(p.kept_snapshots[0]._replace(seq=9999)),
         "ahead of the journal",
     ),
-    "an image whose waiting are in another order": (
-        lambda p: p.change_image(lambda i: i.update(last_ticket=9999)),
+    "a snapshot whose waiting are in another order": (
+        lambda p: p.change_snapshot(lambda i: i.update(last_ticket=9999)),
         "has other last_ticket than the journal",
     ),
-    "an answer that speaks of nothing": (
+    "an answer with an unknown allocation": (
         lambda p: p.kept_answers.append(
             StoredAnswer("acme", "k", "d", 201, '{"id":"a-nobody"}', START, 600, b"")
         ),
-        "speaks of a-nobody, of which the journal knows nothing",
+        "contains a-nobody, which is not in the journal",
     ),
-    "an answer to several that speaks of nothing": (
+    "a batch answer with an unknown allocation": (
         lambda p: p.kept_answers.append(
             StoredAnswer("acme", "k", "d", 201, '{"allocations":[{"id":"a-no"}]}', START, 600, b"")
         ),
-        "speaks of a-no,",
+        "contains a-no,",
     ),
     "an answer that came too early": (
         lambda p: p.kept_answers.append(
@@ -374,7 +370,7 @@ DAMAGE: dict[str, tuple[Callable[[Papers], object], str]] = {
     ),
     "an answer that came too late": (
         lambda p: p.kept_answers.append(StoredAnswer("acme", "k", "d", 409, "{}", START, 999, b"")),
-        "given after entry 999, which there is not",
+        "given after entry 999, which does not exist",
     ),
     "an answer that is not JSON": (
         lambda p: p.kept_answers.append(StoredAnswer("acme", "k", "d", 201, "{", START, 600, b"")),
@@ -403,7 +399,7 @@ def test_damage_is_found(papers: Papers, damage: str) -> None:
     )
 
 
-def test_findings_have_an_end(papers: Papers) -> None:
+def test_the_number_of_findings_is_limited(papers: Papers) -> None:
     for index in range(600):
         papers.stamp(index, at=0.0, epoch=99)
     report = verify(papers)
@@ -411,38 +407,37 @@ def test_findings_have_an_end(papers: Papers) -> None:
     assert report.more >= 600 * 2 - MAX_FINDINGS
 
 
-def test_a_state_that_counts_wrong_is_found(
-    papers: Papers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The sums are worked out without the state that keeps them."""
-    charge = State._charge
+def test_wrong_usage_in_the_state_is_found(papers: Papers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The usage is computed without the state."""
+    charge = AllocationEntries._charge
 
-    def miscount(self: State, tenant: Any, part: Part, sign: int) -> None:
+    def miscount(self: AllocationEntries, tenant: Any, part: Part, sign: int) -> None:
         charge(self, tenant, part, sign)
         tenant.usage.memory_slices += sign
-        self.nodes[part.node].instances += sign
+        self._state.nodes[part.node].instances += sign
 
-    monkeypatch.setattr(State, "_charge", miscount)
+    monkeypatch.setattr(AllocationEntries, "_charge", miscount)
     findings = verify(papers).findings
     assert any("tenant 'acme' holds" in finding for finding in findings)
     assert any("instances, and the state differs" in finding for finding in findings)
 
 
-def test_somebody_who_waits_though_placed_is_found(
+def test_a_placed_allocation_in_the_queue_is_found(
     papers: Papers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    served = State._served
+    served = AllocationEntries._served
 
-    def forget(self: State, entry: Any, row: Row) -> None:
-        number = self.tickets[entry.allocation]
+    def forget(self: AllocationEntries, entry: Any, row: Row) -> None:
+        tickets = self._state.tickets
+        number = tickets[entry.allocation]
         served(self, entry, row)
-        self.tickets[entry.allocation] = number
+        tickets[entry.allocation] = number
 
-    monkeypatch.setattr(State, "_served", forget)
+    monkeypatch.setattr(AllocationEntries, "_served", forget)
     del papers.kept_rows[papers.first("served") + 1 :]
     papers.last_seq = papers.kept_rows[-1].seq
     papers.kept_answers.clear()
-    papers.kept_images.clear()
+    papers.kept_snapshots.clear()
     findings = verify(papers).findings
     assert any("waits though it is placed" in finding for finding in findings)
     assert any("is not in the queue" in finding for finding in findings)
@@ -491,14 +486,14 @@ def part(node: str, gpu: int, profile: str, start: int) -> Part:
         max_size=40,
     )
 )
-def test_the_twin_objects_to_exactly_what_the_cluster_refuses(
+def test_occupancy_reports_exactly_what_the_cluster_refuses(
     steps: list[tuple[str, int, tuple[str, int, str, int]]],
 ) -> None:
     state, twin = State(), Occupancy()
 
     def try_out(entry: Any) -> None:
         row = Row(state.seq + 1, START, "", entry)
-        before = image_of(state)
+        before = snapshot_of(state)
         try:
             state.apply(row)
         except SlicewiseError:
@@ -513,7 +508,7 @@ def test_the_twin_objects_to_exactly_what_the_cluster_refuses(
             assert twin.take(entry) == []
 
     for entry in (
-        TenantSet("acme"),
+        TenantSet(ref("acme")),
         ModelEntered(A100),
         ModelEntered(A30),
         NodeAdded("n0", A100.model, 2, 0),
@@ -523,12 +518,14 @@ def test_the_twin_objects_to_exactly_what_the_cluster_refuses(
     for number, (what, which, where) in enumerate(steps):
         living = list(state.allocations)
         if what == "create" or not living:
-            record = AllocationRecord(f"a{number}", "acme", Want(), parts=(part(*where),), placed=0)
+            record = AllocationRecord(
+                f"a{number}", ref("acme"), Want(), parts=(part(*where),), placed=0
+            )
             try_out(Allocated(record))
             continue
         allocation = state.allocations[living[which % len(living)]]
         if what == "move":
-            try_out(Moved(allocation.id, "acme", 0, part(*where)))
+            try_out(Moved(allocation.id, ref("acme"), 0, part(*where)))
         else:
             try_out(Ended(allocation))
     counted = twin.usage().get("acme", (0, 0, 0))
@@ -536,11 +533,11 @@ def test_the_twin_objects_to_exactly_what_the_cluster_refuses(
     assert counted == (usage.memory_slices, usage.compute_slices, usage.instances)
 
 
-def test_a_node_with_instances_does_not_leave() -> None:
+def test_the_removal_of_a_node_with_instances_is_found() -> None:
     twin = Occupancy()
     for entry in (ModelEntered(A100), NodeAdded("n0", A100.model, 2, 0)):
         assert twin.take(entry) == []
     here = part("n0", 1, "7g.80gb", 0)
-    assert twin.take(Allocated(AllocationRecord("a1", "acme", Want(), parts=(here,)))) == []
+    assert twin.take(Allocated(AllocationRecord("a1", ref("acme"), Want(), parts=(here,)))) == []
     assert twin.take(NodeRemoved("n0")) == ["node 'n0' leaves with instances on it"]
     assert twin.instances_by_node() == {}

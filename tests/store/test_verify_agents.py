@@ -1,4 +1,4 @@
-"""`verify` knows what agents did: clean where they did it right, and found out where not."""
+"""`verify` on journals with agents: clean if intact, findings for every kind of damage."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.control.box import Box
-from tests.control.office import A100, Office
-from tests.control.test_agents import BEFORE_REPORTS, FOUND_LATER, Site, stranger
+from tests.control.control_plane import A100, ControlPlane
+from tests.control.fake_node import FakeNode
+from tests.control.test_agents import COLLISION, COLLISION_FOUND, ManagedNode, foreign_report
 from tests.control.test_agents_walk import agent_step, command
 from tests.store.busy import START
 from tests.store.test_verify import Papers
 
+from slicewise.control.allocation_state import AllocationEntries
 from slicewise.control.commands import Heard, Lost
-from slicewise.control.entries import Row, decode
-from slicewise.control.image import image_of
-from slicewise.control.state import State
-from slicewise.control.writer import load
+from slicewise.control.snapshot import snapshot_of
 from slicewise.core.cluster import Cluster
+from slicewise.journal.entries import Row, decode
+from slicewise.runtime.commit_loop import load
 from slicewise.store import open_store, verify
 from slicewise.store.sql import SqlStore
 
 
 def fill(store: SqlStore, seed: int, steps: int = 500) -> None:
-    """A journal that agents have a part in, with an image now and then."""
+    """A journal that agents have a part in, with a snapshot now and then."""
     rng = random.Random(seed)
-    office = Office()
+    office = ControlPlane()
     office.now = START
     office.tenant("acme")
     office.node("plain", 1, A100)
-    boxes = [Box("b0", ["GPU-a", "GPU-b"], rng), Box("b1", ["GPU-c"], rng)]
+    boxes = [FakeNode("b0", ["GPU-a", "GPU-b"], rng), FakeNode("b1", ["GPU-c"], rng)]
     for box in boxes:
         box.hello(office)
     epoch = store.lead("test", "http://127.0.0.1:1", 60)
@@ -49,30 +49,32 @@ def fill(store: SqlStore, seed: int, steps: int = 500) -> None:
             store.append(epoch, office.rows[written:], [])
             written = len(office.rows)
             if step % 200 == 199:
-                store.keep_image(image_of(office.state))
+                store.save_snapshot(snapshot_of(office.state))
     store.append(epoch, office.rows[written:], [])
     store.resign(epoch)
 
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqlStore]:
-    """A store with something of everything that agents do, much of it still there at the end."""
-    site = Site()
-    office = site.office
+    """A store with agent entries of every kind, many of them current at the end."""
+    managed = ManagedNode()
+    office = managed.control
     office.now = START
-    site.hello()
-    used, ended, gone = site.create(), site.create(), site.create()
+    managed.hello()
+    used, ended, gone = managed.create(), managed.create(), managed.create()
     for number, one in enumerate((used, ended, gone)):
-        site.phase(one, "creating", attempts=1)
-        site.phase(one, "active", uuid=f"MIG-{number}")
+        managed.phase(one, "creating", attempts=1)
+        managed.phase(one, "active", uuid=f"MIG-{number}")
     for one in (ended, gone):
         office.release(one["id"])
-    site.phase(gone, "gone")
-    site.phase(ended, "quarantined", detail="in use", attempts=10)
+    managed.phase(gone, "gone")
+    managed.phase(ended, "quarantined", detail="in use", attempts=10)
     found = [{"uuid": "GPU-0", "mig": True}, {"uuid": "GPU-1", "mig": False}]
-    site.report(gpus=found, foreign=(stranger(gpu="GPU-1"), stranger(uuid="MIG-y", profile="")))
-    site.report(gpus=found[:1], foreign=(stranger(gpu="GPU-1"),))
-    office.ask(Lost("g", site.session, START))
+    managed.report(
+        gpus=found, foreign=(foreign_report(gpu="GPU-1"), foreign_report(uuid="MIG-y", profile=""))
+    )
+    managed.report(gpus=found[:1], foreign=(foreign_report(gpu="GPU-1"),))
+    office.ask(Lost("g", managed.session, START))
     office.ask(Heard("g"))
     store = open_store(tmp_path_factory.mktemp("agents"))
     epoch = store.lead("test", "http://127.0.0.1:1", 60)
@@ -81,7 +83,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqlStore]:
         row if row.at >= START else msgspec.structs.replace(row, at=START) for row in office.rows
     ]
     store.append(epoch, rows, [])
-    store.keep_image(image_of(office.state))
+    store.save_snapshot(snapshot_of(office.state))
     yield store
     store.close()
 
@@ -92,17 +94,17 @@ def papers(good: SqlStore) -> Papers:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_what_agents_did_is_clean(tmp_path: Path, seed: int) -> None:
+def test_journals_with_agents_are_clean(tmp_path: Path, seed: int) -> None:
     store = open_store(tmp_path)
     fill(store, seed)
     report = verify(store)
     assert report.findings == []
-    assert report.images == 2
+    assert report.snapshots == 2
     assert report.rows > 100
     store.close()
 
 
-def test_a_journal_that_begins_at_an_image_is_clean(tmp_path: Path) -> None:
+def test_a_journal_that_begins_at_an_snapshot_is_clean(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     fill(store, seed=5)
     papers = Papers(store)
@@ -110,41 +112,39 @@ def test_a_journal_that_begins_at_an_image_is_clean(tmp_path: Path) -> None:
     store.close()
 
 
-@pytest.mark.parametrize("told", [0, len(FOUND_LATER)])
-def test_a_journal_from_before_first_reports_were_waited_for_is_clean(
-    tmp_path: Path, told: int
-) -> None:
-    """It is clean as it is, and when the service goes on with it."""
+@pytest.mark.parametrize("told", [0, len(COLLISION_FOUND)])
+def test_a_journal_without_holds_for_first_reports_is_clean(tmp_path: Path, told: int) -> None:
+    """Clean before and after the service continues it."""
     store = open_store(tmp_path)
     epoch = store.lead("test", "http://127.0.0.1:1", 60)
     assert epoch is not None
-    journal = BEFORE_REPORTS + FOUND_LATER[:told]
+    journal = COLLISION + COLLISION_FOUND[:told]
     rows = [Row(seq, START, "t", decode(data)) for seq, data in enumerate(journal, 1)]
     store.append(epoch, rows, [])
     assert verify(store).findings == []
-    site = Site.__new__(Site)
-    site.office, site.session, site.gpus = Office(), "s1.1000.", ("GPU-0",)
-    site.office = Office(state=load(store, site.office.fresh()), first_id=1000)
-    site.office.now = START
+    managed = ManagedNode.__new__(ManagedNode)
+    managed.control, managed.session, managed.gpus = ControlPlane(), "s1.1000.", ("GPU-0",)
+    managed.control = ControlPlane(state=load(store, managed.control.fresh()), first_id=1000)
+    managed.control.now = START
     failed = {"allocation": "a1", "index": 0, "phase": "failed", "detail": "taken"}
-    site.report(failed, foreign=(stranger(),))
-    site.hello(reports=False)
-    waits = site.create("1g.18gb", wait=100.0)
+    managed.report(failed, foreign=(foreign_report(),))
+    managed.hello(reports=False)
+    waits = managed.create("1g.18gb", wait=100.0)
     assert waits["state"] == "queued"
-    site.report({"allocation": "a1", "index": 0, "phase": "gone"}, foreign=(stranger(),))
-    assert site.state.allocations[waits["id"]].state == "placed"
-    store.append(epoch, site.office.rows, [])
-    store.keep_image(image_of(site.state))
+    managed.report({"allocation": "a1", "index": 0, "phase": "gone"}, foreign=(foreign_report(),))
+    assert managed.state.allocations[waits["id"]].state == "placed"
+    store.append(epoch, managed.control.rows, [])
+    store.save_snapshot(snapshot_of(managed.state))
     report = verify(store)
     assert report.findings == []
-    assert report.images == 1
+    assert report.snapshots == 1
     store.close()
 
 
-def test_the_good_one_is_clean(papers: Papers) -> None:
+def test_the_undamaged_journal_is_clean(papers: Papers) -> None:
     report = verify(papers)
     assert report.findings == []
-    assert report.images == 1
+    assert report.snapshots == 1
 
 
 def of_phase(*phases: str) -> Callable[[Any], bool]:
@@ -181,11 +181,11 @@ DAMAGE: dict[str, tuple[Callable[[Papers], object], str]] = {
         ),
         "is just there",
     ),
-    "a stranger where no profile may be": (
+    "a foreign_report where no profile may be": (
         lambda p: p.change(p.first("foreign-seen", blocks), lambda e: e["foreign"].update(start=7)),
         "does not allow it",
     ),
-    "a stranger of another size": (
+    "a foreign_report of another size": (
         lambda p: p.change(p.first("foreign-seen", blocks), lambda e: e["foreign"].update(size=9)),
         "not as large as its profile",
     ),
@@ -193,8 +193,8 @@ DAMAGE: dict[str, tuple[Callable[[Papers], object], str]] = {
         lambda p: p.change(p.first("agent-joined"), lambda e: e.update(node="nowhere")),
         "has an agent and is not there",
     ),
-    "an image in which nothing is leaving": (
-        lambda p: p.change_image(lambda i: i.update(leaving=[])),
+    "a snapshot in which nothing is leaving": (
+        lambda p: p.change_snapshot(lambda i: i.update(leaving=[])),
         "has other leaving than the journal",
     ),
 }
@@ -219,11 +219,11 @@ def test_damage_is_found(papers: Papers, damage: str) -> None:
         ("unhold", "is scheduled wrongly"),
     ],
 )
-def test_a_state_that_loses_count_is_found(
+def test_a_wrong_count_in_the_state_is_found(
     papers: Papers, monkeypatch: pytest.MonkeyPatch, method: str, finding: str
 ) -> None:
     if method == "set_part":
-        monkeypatch.setattr(State, "set_part", lambda *_: None)
+        monkeypatch.setattr(AllocationEntries, "set_part", lambda *_: None)
     else:
         monkeypatch.setattr(Cluster, method, lambda *_: None)
     findings = verify(papers).findings

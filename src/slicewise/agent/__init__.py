@@ -1,4 +1,6 @@
-"""The node agent: makes the MIG instances the scheduler decided on, and tells what is there.
+"""The node agent: creates and destroys MIG instances as the service decides, and reports them.
 
-It runs beside the driver and needs Python and NVML only. ``python -m slicewise.agent --help``.
+Entry point: ``python -m slicewise.agent``, then `agent.run`. What is destroyed is decided in
+`planning`; `reconciler` carries it out through `nvml`. It imports core, catalog and lockfile,
+and nothing outside Python but pynvml.
 """

@@ -1,44 +1,80 @@
-"""``python -m slicewise.agent``: the agent with nothing but Python and NVML."""
+"""The command ``python -m slicewise.agent``, which needs only Python and NVML."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import logging
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from slicewise.agent.agent import Options, run
-from slicewise.agent.logs import set_up_logs
+from slicewise.agent.discovery import discover
 from slicewise.agent.nvml import Nvml
-from slicewise.agent.text import discover
 from slicewise.core.errors import SlicewiseError
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command's options."""
-    made = argparse.ArgumentParser(
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
         prog="python -m slicewise.agent",
-        description="Make the MIG instances of this node as the scheduler decides.",
+        description="Create and destroy the MIG instances of this node as the scheduler decides.",
     )
-    add = made.add_argument
-    add("--server", metavar="URL", help="the service; several processes of it with commas between")
+    add = parser.add_argument
+    add("--server", metavar="URL", help="the service; separate several addresses with commas")
     add("--token-file", metavar="FILE", type=Path, help="file with this node's token")
-    add("--state", metavar="DIR", type=Path, default=Options.state, help="folder for its records")
+    add("--state", metavar="DIR", type=Path, default=Options.state,
+        help="folder for the agent's records")  # fmt: skip
     add("--cdi", metavar="DIR", type=Path, default=Options.cdi,
         help="folder for CDI specifications")  # fmt: skip
     add("--enable-mig", metavar="UUID", action="append", default=[],
-        help="switch MIG mode on for this GPU; may be repeated")  # fmt: skip
-    add("--ca", metavar="FILE", type=Path, help="certificates the service's is checked against")
+        help="enable MIG mode on this GPU; may be repeated")  # fmt: skip
+    add("--ca", metavar="FILE", type=Path, help="CA certificates to verify the service with")
     add("--ignore-manager", metavar="NAME", action="append", default=[],
-        help="work although this other MIG manager is here; may be repeated")  # fmt: skip
+        help="run beside this other MIG manager; may be repeated")  # fmt: skip
     add("--json-logs", action="store_true", help="log lines as JSON")
-    add("--discover", action="store_true", help="print what the driver offers, and change nothing")
+    add("--discover", action="store_true", help="print what the driver offers; change nothing")
     add("--json", action="store_true", help="with --discover: print JSON")
-    return made
+    return parser
 
 
-def start(
+class _TextFormatter(logging.Formatter):
+    """The message, after the level if it is a warning or an error; systemd adds the time."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        message = " ".join(record.getMessage().split())
+        if record.levelno >= logging.ERROR:
+            return f"error: {message}"
+        return f"warning: {message}" if record.levelno >= logging.WARNING else message
+
+
+class _JsonFormatter(logging.Formatter):
+    """One JSON object per line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        return json.dumps(
+            {
+                "timestamp": f"{seconds}.{int(record.msecs):03d}Z",
+                "level": record.levelname.lower(),
+                "event": " ".join(record.getMessage().split()),
+                "logger": record.name,
+            }
+        )
+
+
+def _configure_logging(as_json: bool) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonFormatter() if as_json else _TextFormatter())
+    logger = logging.getLogger("slicewise.agent")
+    logger.handlers[:] = [handler]
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+
+
+def run_agent(
     server: str | None,
     token_file: Path | None,
     state: Path,
@@ -48,20 +84,20 @@ def start(
     ignore_manager: Sequence[str],
     json_logs: bool,
 ) -> int:
-    """Run the agent as these options say."""
+    """Check the options, run the agent, and return its exit status."""
     if not server:
-        raise SlicewiseError("--server URL is needed, or --discover to look only")
+        raise SlicewiseError("--server URL is required, or --discover to print the GPUs only")
     if token_file is None:
         raise SlicewiseError(
-            "--token-file FILE is needed: a token of role agent, made by `slicewise tokens`"
+            "--token-file FILE is required: a token of role agent, issued by `slicewise tokens`"
         )
-    set_up_logs(json_logs)
+    _configure_logging(json_logs)
     options = Options(server, token_file, state, cdi, tuple(enable_mig), ca, tuple(ignore_manager))
     return run(options, Nvml)
 
 
-def look(as_json: bool) -> str:
-    """What the driver offers."""
+def run_discovery(as_json: bool) -> str:
+    """Return what the driver offers, as text or JSON."""
     driver = Nvml()
     try:
         return discover(driver, as_json)
@@ -70,23 +106,23 @@ def look(as_json: bool) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; what went wrong is one line."""
-    given = parser().parse_args(arguments)
+    """Run the command and return its exit status; errors are printed as one line."""
+    options = _parser().parse_args(arguments)
     try:
-        if given.discover:
-            sys.stdout.write(look(given.json))
+        if options.discover:
+            sys.stdout.write(run_discovery(options.json))
             sys.stdout.flush()
             return 0
-        if given.json:
-            raise SlicewiseError("--json goes with --discover")
-        return start(
-            given.server, given.token_file, given.state, given.cdi, given.enable_mig, given.ca,
-            given.ignore_manager, given.json_logs,
+        if options.json:
+            raise SlicewiseError("--json requires --discover")
+        return run_agent(
+            options.server, options.token_file, options.state, options.cdi, options.enable_mig,
+            options.ca, options.ignore_manager, options.json_logs,
         )  # fmt: skip
     except SlicewiseError as error:
         sys.stderr.write(f"slicewise: error: {' '.join(str(error).split())}\n")
         return 2
-    except BrokenPipeError:  # What reads the output has gone: the status any tool has then.
+    except BrokenPipeError:  # The reader of the output exited: use the customary status.
         sys.stdout = None
         return 128 + signal.SIGPIPE
 

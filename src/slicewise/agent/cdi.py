@@ -1,8 +1,8 @@
-"""CDI specifications: one file an instance, by which a container runtime finds its devices.
+"""CDI (Container Device Interface) files: one per instance, for container runtimes.
 
-A runtime that knows CDI (podman, docker, containerd, CRI-O) is asked for ``slicewise.dev/mig=UUID``
-and gets the device files of exactly that instance and the driver's libraries. No hooks: libraries
-are mounted under the names by which programs load them.
+A runtime with CDI support (podman, docker, containerd, CRI-O) resolves ``slicewise.dev/mig=UUID``
+to the device files of this instance and the libraries of the driver. The files need no hooks:
+libraries are mounted under the names by which programs load them.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _LIBRARIES = (
     ("libnvcuvid.so", "1"),
     ("libnvidia-encode.so", "1"),
 )
-"""Libraries of the driver, and the number programs ask for; none where it is the driver's own."""
-_FOLDERS = (
+"""Driver libraries and the version in their soname; empty if that is the driver version."""
+_LIBRARY_FOLDERS = (
     "usr/lib/x86_64-linux-gnu",
     "usr/lib/aarch64-linux-gnu",
     "usr/lib64",
@@ -38,60 +38,60 @@ _FOLDERS = (
     "usr/local/nvidia/lib64",
     "run/opengl-driver/lib",
 )
-_ALWAYS = ("/dev/nvidiactl",)
-_IF_THERE = ("/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
+_DEVICES = ("/dev/nvidiactl",)
+_OPTIONAL_DEVICES = ("/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 
 
 def device_name(uuid: str) -> str:
-    """What a container runtime is asked for."""
+    """The CDI name of an instance, as given to a container runtime."""
     return f"{KIND}={uuid}"
 
 
 @dataclass
 class Cdi:
-    """The folder of specifications, and the machine they speak of."""
+    """The folder with the CDI files of this node's instances."""
 
     folder: Path
     driver: str
-    """The driver's version, which its libraries end in."""
+    """The driver version, which is the suffix of its library files."""
     root: Path = field(default=Path("/"))
 
-    def offer(self, gpu: GpuReading, instance: InstanceReading, uuid: str) -> None:
-        """See that the instance's file is there and right."""
+    def write(self, gpu: GpuReading, instance: InstanceReading, uuid: str) -> None:
+        """Write the file of an instance, unless it exists with the same content."""
         text = json.dumps(self.document(gpu, instance, uuid), indent=2) + "\n"
         path = self._path(uuid)
         with contextlib.suppress(OSError, UnicodeDecodeError):
             if path.read_text(encoding="utf-8") == text:
                 return
-        with contextlib.suppress(OSError):  # Writing says what is wrong.
+        with contextlib.suppress(OSError):  # write_file reports the cause.
             self.folder.mkdir(parents=True, exist_ok=True)
         write_file(path, text, 0o644)
 
-    def withdraw(self, uuid: str) -> None:
-        """Take the instance's file away, so that no container is started with it any more."""
+    def remove(self, uuid: str) -> None:
+        """Remove the file of an instance, which keeps new containers from using it."""
         path = self._path(uuid)
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
-            if path.exists():  # A folder that is read-only refuses what is not there as well.
+            if path.exists():  # A read-only folder raises for missing files as well.
                 raise RecordError(f"{str(path)!r} cannot be removed: {error.strerror}") from None
 
-    def keep(self, uuids: Collection[str]) -> None:
-        """Take away the files of all other instances; files of others are not ours to touch."""
-        wanted = {self._path(uuid).name for uuid in uuids}
+    def remove_all_except(self, uuids: Collection[str]) -> None:
+        """Remove the agent's files of all other instances; files of other programs stay."""
+        kept = {self._path(uuid).name for uuid in uuids}
         with contextlib.suppress(OSError):
             for path in self.folder.glob(f"{_PREFIX}*.json"):
-                if path.name not in wanted:
+                if path.name not in kept:
                     path.unlink(missing_ok=True)
 
     def document(self, gpu: GpuReading, instance: InstanceReading, uuid: str) -> dict[str, object]:
-        """The specification of one instance."""
-        nodes = [*_ALWAYS, f"/dev/nvidia{gpu.index if gpu.minor is None else gpu.minor}"]
-        nodes += self._capabilities(gpu, instance)
-        nodes += [path for path in _IF_THERE if self._here(path).exists()]
+        """The CDI specification of an instance."""
+        devices = [*_DEVICES, f"/dev/nvidia{gpu.index if gpu.minor is None else gpu.minor}"]
+        devices += self._capability_devices(gpu, instance)
+        devices += [path for path in _OPTIONAL_DEVICES if self._on_host(path).exists()]
         edits: dict[str, object] = {
-            "deviceNodes": [{"path": path} for path in nodes],
-            # The older hook of NVIDIA's toolkit is to leave the container alone.
+            "deviceNodes": [{"path": path} for path in devices],
+            # Keeps the legacy hook of NVIDIA's toolkit from adding devices.
             "env": ["NVIDIA_VISIBLE_DEVICES=void"],
         }
         mounts = self._mounts()
@@ -107,13 +107,13 @@ class Cdi:
         safe = "".join(c if c.isalnum() or c in "-." else "_" for c in uuid)
         return self.folder / f"{_PREFIX}{safe}.json"
 
-    def _here(self, path: str) -> Path:
+    def _on_host(self, path: str) -> Path:
         return self.root / path.lstrip("/")
 
-    def _capabilities(self, gpu: GpuReading, instance: InstanceReading) -> list[str]:
+    def _capability_devices(self, gpu: GpuReading, instance: InstanceReading) -> list[str]:
         """The device files that grant access to the GPU instance and its compute instance."""
         try:
-            text = self._here("/proc/driver/nvidia-caps/mig-minors").read_text(encoding="ascii")
+            text = self._on_host("/proc/driver/nvidia-caps/mig-minors").read_text(encoding="ascii")
         except (OSError, UnicodeDecodeError):
             return []
         minors = dict(line.split(maxsplit=1) for line in text.splitlines() if " " in line.strip())
@@ -124,17 +124,17 @@ class Cdi:
         return [f"/dev/nvidia-caps/nvidia-cap{minor}" for minor in found]
 
     def _mounts(self) -> list[dict[str, object]]:
-        """The driver's libraries, under the names by which they are loaded."""
+        """Mounts of the driver libraries under the names by which programs load them."""
         mounts: list[dict[str, object]] = []
         for stem, number in _LIBRARIES:
             file = f"{stem}.{self.driver}"
-            host = next((f for f in _FOLDERS if (self.root / f / file).is_file()), None)
+            host = next((f for f in _LIBRARY_FOLDERS if (self.root / f / file).is_file()), None)
             if host is None:
                 continue
-            # Debian's and Red Hat's loaders look in different folders; a container has either.
+            # The loaders of Debian and Red Hat search different folders; support both.
             for target in dict.fromkeys((f"/{host}", "/usr/lib64")):
                 mounts.append(_mount(f"/{host}/{file}", f"{target}/{stem}.{number or self.driver}"))
-        if self._here("/usr/bin/nvidia-smi").is_file():
+        if self._on_host("/usr/bin/nvidia-smi").is_file():
             mounts.append(_mount("/usr/bin/nvidia-smi", "/usr/bin/nvidia-smi"))
         return mounts
 

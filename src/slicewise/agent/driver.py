@@ -1,7 +1,7 @@
-"""What the agent needs of a GPU driver: what it reads, what it asks for, and how it is refused.
+"""The driver interface of the agent: readings, requests and errors.
 
-`nvml.Nvml` is the real one. A GPU is named by its UUID, and an instance by its place: the ids of
-GPU instances are given out again, so an id alone never says which instance is meant.
+`nvml.Nvml` implements it. A GPU is identified by its UUID. A GPU instance is identified by id,
+profile and start together (`InstanceRef`), because the driver reuses ids.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GPU_NOT_FOUND = 28
 INVALID_STATE = 29
 UNKNOWN = 999
 
-_NAMES = {
+_CODE_NAMES = {
     1: "UNINITIALIZED",
     2: "INVALID_ARGUMENT",
     3: "NOT_SUPPORTED",
@@ -57,60 +57,61 @@ _NAMES = {
     999: "UNKNOWN",
 }
 
-_SENTENCES = {
-    2: "the driver does not accept what was asked for",
-    3: "the driver does not support this here",
+_MESSAGES = {
+    2: "the driver rejected an argument",
+    3: "the driver does not support this operation here",
     4: "it is not permitted: run the agent as root",
-    6: "it is not there",
+    6: "not found",
     9: "the NVIDIA driver is not loaded",
     10: "the driver did not answer in time",
     12: "libnvidia-ml.so.1 is not installed: there is no NVIDIA driver here",
     13: "this version of the driver does not have this function",
-    15: "the GPU is lost: it has fallen off the bus or cannot be reached",
+    15: "the GPU is lost: it fell off the bus or is inaccessible",
     16: "the GPU needs a reset before it can be used again",
-    17: "the operating system refused",
-    18: "the driver and its library are of different versions, as after an upgrade",
+    17: "the operating system refused the call",
+    18: "the driver and its library have different versions, as after an upgrade",
     19: "it is in use",
     20: "the driver is out of memory",
-    23: "what is left of the GPU is not enough for it",
-    28: "the GPU is not there",
-    29: "the GPU is not in a state for it",
+    23: "the GPU has not enough free resources",
+    28: "GPU not found",
+    29: "the GPU is in the wrong state for this operation",
     999: "the driver reports an unknown error",
 }
 
 
 class DriverError(SlicewiseError):
-    """A call the driver refused: its code, NVML's name of it, and a sentence for people."""
+    """Raised when a driver call fails; carries the NVML code, its name and a readable message."""
 
-    def __init__(self, code: int, call: str, sentence: str = "") -> None:
+    def __init__(self, code: int, call: str, message: str = "") -> None:
         self.code = code
-        self.name = _NAMES.get(code, f"code {code}")
+        self.name = _CODE_NAMES.get(code, f"code {code}")
         self.call = call
-        self.sentence = sentence or _SENTENCES.get(code, "the driver refused")
-        super().__init__(f"{self.sentence} (NVML {self.name}, {call})")
+        self.message = message or _MESSAGES.get(code, "the driver refused the call")
+        super().__init__(f"{self.message} (NVML {self.name}, {call})")
 
 
 @dataclass(frozen=True)
 class ProfileReading:
-    """A kind of GPU instance as the driver offers it."""
+    """A GPU instance profile that the driver offers."""
 
     id: int
-    """The id nvidia-smi prints; instances refer to it."""
+    """The profile id, as printed by nvidia-smi."""
     name: str
     size: int
-    """Memory slices of its window."""
+    """Memory slices of an instance."""
     compute: int
+    """Compute slices of an instance."""
     memory_mib: int
     maximum: int
-    """How many an empty GPU can hold."""
+    """How many instances fit on an empty GPU."""
     starts: tuple[int, ...]
     free: int | None = None
-    """How many more fit now; None where the driver does not say, as with MIG off."""
+    """How many more instances fit now; None if unknown, as with MIG mode off."""
 
 
 @dataclass(frozen=True)
 class ComputeReading:
-    """A compute instance, and the MIG device that programs see."""
+    """A compute instance. Programs see it as a MIG device with this UUID."""
 
     id: int
     uuid: str
@@ -118,57 +119,57 @@ class ComputeReading:
 
 @dataclass(frozen=True)
 class InstanceReading:
-    """A GPU instance that exists."""
+    """An existing GPU instance."""
 
     id: int
     profile_id: int
     profile: str
-    """Its profile's name, or nothing where the driver's own list does not have it."""
+    """Name of the profile; empty if the driver does not list it."""
     start: int
     size: int
     compute: tuple[ComputeReading, ...] = ()
 
     @property
     def uuid(self) -> str:
-        """What programs call it; nothing while it has no compute instance."""
+        """UUID of the first compute instance; empty without one."""
         return self.compute[0].uuid if self.compute else ""
 
     def overlaps(self, start: int, size: int) -> bool:
-        """Whether it takes any of these slices."""
+        """Whether the instance occupies any of these slices."""
         return self.start < start + size and start < self.start + self.size
 
 
 @dataclass(frozen=True)
 class GpuReading:
-    """One GPU as it is now."""
+    """The current state of a GPU."""
 
     uuid: str
     index: int
     name: str
     memory_mib: int
     minor: int | None = None
-    """The number of its device file."""
+    """Number of the device file ``/dev/nvidiaN``."""
     pci_device: str = ""
-    """Its PCI device id, as 0x2335; nothing where the driver does not say."""
+    """PCI device id, such as 0x2335; empty if unknown."""
     mig: bool | None = None
-    """Whether MIG mode is on; None where the GPU does not have it."""
+    """Whether MIG mode is on; None if the GPU does not support MIG."""
     pending: bool | None = None
-    """What MIG mode will be after a reset."""
+    """MIG mode after the next reset of the GPU."""
     profiles: tuple[ProfileReading, ...] = ()
     instances: tuple[InstanceReading, ...] = ()
 
     def profile(self, name: str) -> ProfileReading | None:
-        """What it offers under that name."""
+        """The offered profile with this name."""
         return next((p for p in self.profiles if p.name == name), None)
 
     def at(self, profile: str, start: int) -> InstanceReading | None:
-        """The instance of that profile at that start."""
+        """The instance of this profile at this start."""
         return next((i for i in self.instances if (i.profile, i.start) == (profile, start)), None)
 
 
 @dataclass(frozen=True)
 class Usage:
-    """How a GPU does; None is what the driver does not tell."""
+    """Temperature, errors and memory use of a GPU; None if the driver does not report a value."""
 
     temperature: int | None = None
     uncorrected: int | None = None
@@ -179,8 +180,8 @@ class Usage:
 
 
 @dataclass(frozen=True)
-class At:
-    """One GPU instance beyond doubt: its id, and what must still be true of it."""
+class InstanceRef:
+    """Identifies a GPU instance. The driver implementation checks all fields before it acts."""
 
     gpu: str
     id: int
@@ -189,56 +190,56 @@ class At:
 
 
 class Driver(Protocol):
-    """What is asked of a driver. Every call may raise DriverError."""
+    """The operations that the agent needs. Every method may raise DriverError."""
 
     def version(self) -> str:
-        """The driver's version."""
+        """Return the driver version."""
         ...
 
     def gpus(self) -> list[str | DriverError]:
-        """The UUIDs by index; an error for one that does not answer."""
+        """Return the GPU UUIDs by index, with an error in place of a GPU that does not answer."""
         ...
 
     def read(self, gpu: str) -> GpuReading:
-        """One GPU with its profiles and instances; all of it or an error, never a part."""
+        """Read a GPU with its profiles and instances: a complete reading or an error."""
         ...
 
     def usage(self, gpu: str) -> Usage:
-        """Temperature, errors and memory in use."""
+        """Read temperature, errors and memory use."""
         ...
 
     def events(self) -> list[tuple[str, int]]:
-        """The XID errors since last asked: GPU and number; nothing for a GPU no longer known."""
+        """Return the XID errors since the last call as (GPU, number); an unknown GPU is empty."""
         ...
 
     def processes(self, gpu: str) -> list[int]:
-        """The processes that use the GPU."""
+        """Return the ids of the processes that use the GPU."""
         ...
 
     def create_gpu_instance(self, gpu: str, profile_id: int, start: int, size: int) -> None:
-        """A GPU instance at exactly that place."""
+        """Create a GPU instance at exactly this placement."""
         ...
 
-    def create_compute_instance(self, at: At) -> None:
-        """A compute instance over all of that GPU instance."""
+    def create_compute_instance(self, target: InstanceRef) -> None:
+        """Create a compute instance that spans the whole GPU instance."""
         ...
 
-    def destroy_compute_instance(self, at: At, compute: ComputeReading) -> None:
-        """Destroy exactly that compute instance of exactly that GPU instance."""
+    def destroy_compute_instance(self, target: InstanceRef, compute: ComputeReading) -> None:
+        """Destroy a compute instance, after a check that both ids still mean the same instances."""
         ...
 
-    def destroy_gpu_instance(self, at: At) -> None:
-        """Destroy exactly that GPU instance."""
+    def destroy_gpu_instance(self, target: InstanceRef) -> None:
+        """Destroy a GPU instance, after a check that the id still means the same instance."""
         ...
 
     def enable_mig(self, gpu: str) -> None:
-        """Switch MIG mode on; an error where it does not take effect at once."""
+        """Enable MIG mode; raise if it does not take effect at once."""
         ...
 
     def reopen(self) -> None:
-        """Begin anew with the driver, after it went away."""
+        """Reinitialize the driver library after the driver was unavailable."""
         ...
 
     def close(self) -> None:
-        """Let go of the driver; what exists stays."""
+        """Shut down the driver library; instances stay."""
         ...

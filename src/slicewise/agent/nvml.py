@@ -1,97 +1,94 @@
-"""The driver through NVML; beside `binding`, no other module knows of it.
+"""The driver interface on NVML.
 
-A reading is whole or an error. Wherever two of the driver's answers do not fit together (an
-instance by its device but not by its profile, say) the reading is refused, since somebody might
-take what is missing from it for gone.
+A reading is complete or an error. If two answers of the driver contradict each other, such as a MIG
+device without its GPU instance, the reading is rejected: a missing instance could otherwise be
+taken for destroyed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import math
+from dataclasses import replace
 from typing import Any
 
-from slicewise.agent.binding import ABSENT, INVALID_ARGUMENT, MOST_LISTED, Binding
 from slicewise.agent.driver import (
     FUNCTION_NOT_FOUND,
     INVALID_STATE,
-    NOT_FOUND,
     NOT_SUPPORTED,
     TIMEOUT,
     UNKNOWN,
-    At,
     ComputeReading,
     DriverError,
     GpuReading,
     InstanceReading,
+    InstanceRef,
     ProfileReading,
     Usage,
 )
+from slicewise.agent.nvml_binding import Binding, handle_address
 
-_NOT_OFFERED = {INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND}
-"""How drivers say that a kind of instance does not exist on a GPU."""
-_XID = 0x8
-_EVENTS_AT_ONCE = 1000
+_XID_EVENT = 0x8
+_MAX_EVENTS = 1000
+_UNCORRECTED, _SINCE_DRIVER_LOAD = 1, 0
 
-_SUFFIX = {7: "+me", 8: "+me", 10: "+gfx", 11: "+gfx", 12: "+gfx", 17: "+gfx",
-           13: "-me", 14: "-me", 15: "+me.all", 16: "+me.all"}  # fmt: skip
-"""What a profile's name ends in, by its number; for drivers that do not tell names."""
+_NAME_SUFFIXES = {7: "+me", 8: "+me", 10: "+gfx", 11: "+gfx", 12: "+gfx", 17: "+gfx",
+                  13: "-me", 14: "-me", 15: "+me.all", 16: "+me.all"}  # fmt: skip
+"""Suffix of a profile's name by NVML's number, for drivers that do not report names."""
 
 
 class Nvml:
-    """NVML, initialised; ``close`` lets it go."""
+    """Implements `driver.Driver` with NVML."""
 
     def __init__(self) -> None:
-        """Load the library; without one, one sentence says so."""
+        """Load and initialize NVML; raise SlicewiseError without a driver."""
         self._nvml = Binding()
-        self._offers: dict[str, tuple[ProfileReading, ...]] = {}
-        self._compute_profiles: dict[tuple[str, int], tuple[Any, ...]] = {}
-        self._events: Any = None
+        self._profile_cache: dict[str, tuple[ProfileReading, ...]] = {}
+        self._compute_profile_cache: dict[tuple[str, int], list[Any]] = {}
+        self._event_set: Any = None
         self._registered: dict[int, str] = {}
-        """By handle: the UUIDs of the GPUs whose errors are kept for us."""
-        self._open = False
+        """UUIDs of the GPUs registered for XID events, by handle address."""
+        self._initialized = False
         self.reopen()
 
     def reopen(self) -> None:
-        """Begin anew with the driver."""
+        """Shut down and initialize NVML again."""
         self.close()
         self._nvml.call("nvmlInit")
-        self._open = True
+        self._initialized = True
 
     def close(self) -> None:
-        """Let go of the driver."""
-        self._offers.clear()
-        self._compute_profiles.clear()
-        if self._events is not None:
+        """Shut down NVML; instances stay."""
+        self._profile_cache.clear()
+        self._compute_profile_cache.clear()
+        if self._event_set is not None:
             with contextlib.suppress(DriverError):
-                self._nvml.call("nvmlEventSetFree", self._events)
-        self._events = None
+                self._nvml.call("nvmlEventSetFree", self._event_set)
+        self._event_set = None
         self._registered.clear()
-        if self._open:
-            self._open = False
+        if self._initialized:
+            self._initialized = False
             with contextlib.suppress(DriverError):
                 self._nvml.call("nvmlShutdown")
 
     def version(self) -> str:
-        """The driver's version."""
+        """Return the driver version."""
         return str(self._nvml.call("nvmlSystemGetDriverVersion"))
 
     def gpus(self) -> list[str | DriverError]:
-        """The UUIDs by index; an error for one that does not answer."""
+        """Return the GPU UUIDs by index, with an error in place of a GPU that does not answer."""
         found: list[str | DriverError] = []
         for index in range(int(self._nvml.call("nvmlDeviceGetCount"))):
             try:
-                handle = self._nvml.call("nvmlDeviceGetHandleByIndex", index)
-                found.append(str(self._nvml.call("nvmlDeviceGetUUID", handle)))
+                found.append(self._uuid(self._nvml.call("nvmlDeviceGetHandleByIndex", index)))
             except DriverError as error:
                 found.append(error)
         return found
 
     def read(self, gpu: str) -> GpuReading:
-        """One GPU with its profiles and instances."""
+        """Read a GPU with its profiles and instances."""
         handle = self._handle(gpu)
-        mig, pending = self._mig(gpu, handle)
+        mig, pending = self._mig_mode(gpu, handle)
         memory = self._nvml.call("nvmlDeviceGetMemoryInfo", handle).total >> 20
         profiles: tuple[ProfileReading, ...] = ()
         instances: tuple[InstanceReading, ...] = ()
@@ -99,14 +96,15 @@ class Nvml:
             profiles = self._profiles(gpu, handle, memory)
         if mig:
             instances = self._instances(gpu, handle, profiles)
-            profiles = tuple(self._with_room(handle, profile) for profile in profiles)
+            profiles = tuple(self._with_free(handle, profile) for profile in profiles)
+        pci = self._nvml.call_optional("nvmlDeviceGetPciInfo", handle)
         return GpuReading(
             uuid=gpu,
             index=int(self._nvml.call("nvmlDeviceGetIndex", handle)),
             name=str(self._nvml.call("nvmlDeviceGetName", handle)),
             memory_mib=memory,
-            minor=self._nvml.perhaps("nvmlDeviceGetMinorNumber", handle),
-            pci_device=self._pci_device(handle),
+            minor=self._nvml.call_optional("nvmlDeviceGetMinorNumber", handle),
+            pci_device="" if pci is None else f"0x{pci.pciDeviceId >> 16:04X}",
             mig=mig,
             pending=pending,
             profiles=profiles,
@@ -114,204 +112,170 @@ class Nvml:
         )
 
     def usage(self, gpu: str) -> Usage:
-        """Temperature, errors and memory in use; what a GPU does not tell is left out."""
+        """Read temperature, errors and memory use; values that the GPU lacks are None."""
         handle = self._handle(gpu)
-        temperature = self._nvml.perhaps("nvmlDeviceGetTemperature", handle, 0)
-        if temperature is None:
-            temperature = self._nvml.perhaps("nvmlDeviceGetTemperatureV", handle, 0)
-        memory = self._memory(handle)
-        used = []
-        for device in self._devices(handle):
-            info = self._memory(device)
-            if info is not None:
-                used.append((str(self._nvml.call("nvmlDeviceGetUUID", device)), info))
-        return Usage(
-            temperature=temperature,
-            uncorrected=self._nvml.perhaps("nvmlDeviceGetTotalEccErrors", handle, 1, 0),
-            memory_used=memory or 0,
-            instances=tuple(used),
+        temperature = self._nvml.temperature(handle)
+        memory = self._nvml.memory_used(handle)
+        instances = []
+        for device in self._nvml.mig_devices(handle):
+            used = self._nvml.memory_used(device)
+            if used is not None:
+                instances.append((self._uuid(device), used))
+        uncorrected = self._nvml.call_optional(
+            "nvmlDeviceGetTotalEccErrors", handle, _UNCORRECTED, _SINCE_DRIVER_LOAD
         )
+        return Usage(temperature, uncorrected, memory or 0, tuple(instances))
 
     def events(self) -> list[tuple[str, int]]:
-        """The XID errors since last asked; a driver without events has none."""
+        """Return the XID errors since the last call; none if the driver has no events."""
         try:
-            self._listen()
+            self._register_gpus()
         except DriverError:
             return []
         found: list[tuple[str, int]] = []
-        for _ in range(_EVENTS_AT_ONCE):
+        for _ in range(_MAX_EVENTS):
             try:
-                event = self._nvml.call("nvmlEventSetWait", self._events, 0)
+                event = self._nvml.call("nvmlEventSetWait", self._event_set, 0)
             except DriverError as error:
                 if error.code != TIMEOUT:
-                    self._registered.clear()  # Listen anew: a GPU may have left the set.
+                    self._registered.clear()  # A GPU may have left the set: register all again.
                 break
-            if event.eventType & _XID:
-                found.append((self._told_of(event.device), int(event.eventData)))
+            if event.eventType & _XID_EVENT:
+                found.append((self._event_gpu(event.device), int(event.eventData)))
         return found
 
     def processes(self, gpu: str) -> list[int]:
-        """The processes that use the GPU, computing or drawing."""
-        handle = self._handle(gpu)
-        found: set[int] = set()
-        for kind in ("Compute", "Graphics"):
-            for form in ("_v3", "_v2"):
-                try:
-                    call = f"nvmlDeviceGet{kind}RunningProcesses{form}"
-                    found |= {int(process.pid) for process in self._nvml.call(call, handle)}
-                    break
-                except DriverError as error:
-                    # What draws need not be known: the driver itself refuses to switch under it.
-                    if kind == "Compute" and (error.code not in ABSENT or form == "_v2"):
-                        raise
-        return sorted(found)
+        """Return the ids of the processes that use the GPU."""
+        return sorted(self._nvml.processes(self._handle(gpu)))
+
+    # Changes
 
     def create_gpu_instance(self, gpu: str, profile_id: int, start: int, size: int) -> None:
-        """A GPU instance at exactly that place."""
-        place = self._nvml.lib.c_nvmlGpuInstancePlacement_t(start, size)
-        handle = self._handle(gpu)
-        # The binding hands the placement on as it gets it; C wants its address.
-        self._nvml.call(
-            "nvmlDeviceCreateGpuInstanceWithPlacement",
-            handle,
-            profile_id,
-            ctypes.byref(place),
-        )
+        """Create a GPU instance at exactly this placement."""
+        self._nvml.create_gpu_instance(self._handle(gpu), profile_id, start, size)
 
-    def create_compute_instance(self, at: At) -> None:
-        """A compute instance over all of that GPU instance."""
-        instance = self._instance(at)
-        offered = self._compute_offers(at.gpu, instance, at.profile_id)
+    def create_compute_instance(self, target: InstanceRef) -> None:
+        """Create a compute instance that spans the whole GPU instance."""
+        instance = self._checked_instance(target)
+        offered = self._compute_profiles(target.gpu, instance, target.profile_id)
         if not offered:
             raise DriverError(
                 NOT_SUPPORTED, "nvmlGpuInstanceGetComputeInstanceProfileInfo",
-                f"GPU instance {at.id} of {at.gpu} offers no compute instance",
+                f"GPU instance {target.id} of {target.gpu} offers no compute instance",
             )  # fmt: skip
         whole = max(offered, key=lambda info: (info.sliceCount, info.multiprocessorCount))
         self._nvml.call("nvmlGpuInstanceCreateComputeInstance", instance, whole.id)
 
-    def destroy_compute_instance(self, at: At, compute: ComputeReading) -> None:
-        """Destroy exactly that compute instance of exactly that GPU instance."""
-        instance = self._instance(at)
+    def destroy_compute_instance(self, target: InstanceRef, compute: ComputeReading) -> None:
+        """Destroy a compute instance, after a check that both ids still mean the same instances."""
+        instance = self._checked_instance(target)
         handle = self._nvml.call("nvmlGpuInstanceGetComputeInstanceById", instance, compute.id)
-        # Somebody may have made another at the same place, which then has the same ids.
-        uuid = self._uuids(self._handle(at.gpu)).get((at.id, compute.id), "")
+        # Another program may have created an instance with the same ids; its UUID differs.
+        uuid = self._mig_uuids(self._handle(target.gpu)).get((target.id, compute.id), "")
         if uuid != compute.uuid:
             raise DriverError(
                 INVALID_STATE, "nvmlDeviceGetUUID",
-                f"compute instance {compute.id} of GPU instance {at.id} of {at.gpu} is not the one "
-                f"that was meant: it is {uuid or 'gone'}, not {compute.uuid}",
+                f"compute instance {compute.id} of GPU instance {target.id} of {target.gpu} is not "
+                f"the expected one: it is {uuid or 'gone'}, not {compute.uuid}",
             )  # fmt: skip
         self._nvml.call("nvmlComputeInstanceDestroy", handle)
 
-    def destroy_gpu_instance(self, at: At) -> None:
-        """Destroy exactly that GPU instance; the driver refuses one with compute instances."""
-        self._nvml.call("nvmlGpuInstanceDestroy", self._instance(at))
+    def destroy_gpu_instance(self, target: InstanceRef) -> None:
+        """Destroy a GPU instance, after a check that the id still means the same instance.
+
+        The driver refuses to destroy an instance that has compute instances.
+        """
+        self._nvml.call("nvmlGpuInstanceDestroy", self._checked_instance(target))
 
     def enable_mig(self, gpu: str) -> None:
-        """Switch MIG mode on; an error where it does not take effect at once."""
+        """Enable MIG mode; raise if it does not take effect at once."""
         status = int(self._nvml.call("nvmlDeviceSetMigMode", self._handle(gpu), 1))
-        self._offers.pop(gpu, None)
+        self._profile_cache.pop(gpu, None)
         if status:
             raise DriverError(status, "nvmlDeviceSetMigMode")
+
+    def _checked_instance(self, target: InstanceRef) -> Any:
+        """The handle of a GPU instance; raise if the id now means another instance."""
+        gpu = self._handle(target.gpu)
+        handle = self._nvml.call("nvmlDeviceGetGpuInstanceById", gpu, target.id)
+        info = self._nvml.call("nvmlGpuInstanceGetInfo", handle)
+        found = InstanceRef(target.gpu, info.id, info.profileId, info.placement.start)
+        if found != target:
+            raise DriverError(
+                INVALID_STATE, "nvmlGpuInstanceGetInfo",
+                f"GPU instance {target.id} of {target.gpu} is not the expected one: it has profile "
+                f"id {found.profile_id} at slice {found.start}, not {target.profile_id} at "
+                f"{target.start}",
+            )  # fmt: skip
+        return handle
 
     # Reading
 
     def _handle(self, gpu: str) -> Any:
         return self._nvml.call("nvmlDeviceGetHandleByUUID", gpu)
 
-    def _instance(self, at: At) -> Any:
-        """The handle of a GPU instance, after a look whether it is still the one that is meant."""
-        handle = self._nvml.call("nvmlDeviceGetGpuInstanceById", self._handle(at.gpu), at.id)
-        info = self._nvml.call("nvmlGpuInstanceGetInfo", handle)
-        if (info.id, info.profileId, info.placement.start) != (at.id, at.profile_id, at.start):
-            raise DriverError(
-                INVALID_STATE, "nvmlGpuInstanceGetInfo",
-                f"GPU instance {at.id} of {at.gpu} is not the one that was meant: it has profile "
-                f"id {info.profileId} at slice {info.placement.start}, not {at.profile_id} at "
-                f"{at.start}",
-            )  # fmt: skip
-        return handle
+    def _uuid(self, device: Any) -> str:
+        return str(self._nvml.call("nvmlDeviceGetUUID", device))
 
-    def _mig(self, gpu: str, handle: Any) -> tuple[bool | None, bool | None]:
+    def _mig_mode(self, gpu: str, handle: Any) -> tuple[bool | None, bool | None]:
+        """The current and the pending MIG mode; None if the GPU does not support MIG."""
         try:
             current, pending = self._nvml.call("nvmlDeviceGetMigMode", handle)
         except DriverError as error:
-            # A GPU that had MIG has not lost it: then the answer is a fault, not a fact.
-            if error.code in (NOT_SUPPORTED, FUNCTION_NOT_FOUND) and gpu not in self._offers:
+            # For a GPU that supported MIG before, the answer is an error of the driver.
+            unsupported = error.code in (NOT_SUPPORTED, FUNCTION_NOT_FOUND)
+            if unsupported and gpu not in self._profile_cache:
                 return None, None
             raise
         return bool(current), bool(pending)
 
     def _profiles(self, gpu: str, handle: Any, memory: int) -> tuple[ProfileReading, ...]:
-        """What a GPU offers, which does not change; kept once two readings agree."""
-        if gpu not in self._offers:
+        """The profiles of a GPU. They never change, and are cached once two readings agree."""
+        if gpu not in self._profile_cache:
             first, second = (self._read_profiles(handle, memory) for _ in range(2))
             if first != second:
                 raise DriverError(
                     UNKNOWN, "nvmlDeviceGetGpuInstanceProfileInfo",
-                    f"the driver gave two lists of profiles for {gpu}",
+                    f"the driver reported two different lists of profiles for {gpu}",
                 )  # fmt: skip
-            self._offers[gpu] = first
-        return self._offers[gpu]
+            self._profile_cache[gpu] = first
+        return self._profile_cache[gpu]
 
     def _read_profiles(self, handle: Any, memory: int) -> tuple[ProfileReading, ...]:
         found: dict[int, ProfileReading] = {}
-        for number in range(getattr(self._nvml.lib, "NVML_GPU_INSTANCE_PROFILE_COUNT", 10)):
-            try:
-                info = self._nvml.either("nvmlDeviceGetGpuInstanceProfileInfo", handle, number)
-            except DriverError as error:
-                if error.code in _NOT_OFFERED:
-                    continue
-                raise
-            places = self._places(handle, info.id)
-            if not places or info.id in found:
+        for number, info in self._nvml.gpu_instance_profiles(handle):
+            placements = self._nvml.placements(handle, info.id)
+            if not placements or info.id in found:
                 continue
             found[info.id] = ProfileReading(
                 id=int(info.id),
-                name=_name(info, number, memory),
-                size=places[0][1],
+                name=profile_name(info, number, memory),
+                size=placements[0][1],
                 compute=int(info.sliceCount),
                 memory_mib=int(info.memorySizeMB),
                 maximum=int(info.instanceCount),
-                starts=tuple(sorted(start for start, _ in places)),
+                starts=tuple(sorted(start for start, _ in placements)),
             )
         return tuple(found.values())
 
-    def _places(self, handle: Any, profile_id: int) -> list[tuple[int, int]]:
-        """Where a profile may be placed. Older drivers have a form without the ability to ask how
-        many there are; an array that is large enough suits both."""
-        array = (self._nvml.lib.c_nvmlGpuInstancePlacement_t * MOST_LISTED)()
-        count = ctypes.c_uint(MOST_LISTED)
-        name = "nvmlDeviceGetGpuInstancePossiblePlacements"
-        try:
-            self._nvml.call(name, handle, profile_id, array, ctypes.byref(count))
-        except DriverError as error:
-            if error.code not in ABSENT:
-                raise
-            self._nvml.raw(name, handle, profile_id, array, ctypes.byref(count))
-        return [(int(array[i].start), int(array[i].size)) for i in range(count.value)]
-
-    def _with_room(self, handle: Any, profile: ProfileReading) -> ProfileReading:
-        free = self._nvml.perhaps("nvmlDeviceGetGpuInstanceRemainingCapacity", handle, profile.id)
-        return ProfileReading(**{**vars(profile), "free": free})
+    def _with_free(self, handle: Any, profile: ProfileReading) -> ProfileReading:
+        function = "nvmlDeviceGetGpuInstanceRemainingCapacity"
+        return replace(profile, free=self._nvml.call_optional(function, handle, profile.id))
 
     def _instances(
         self, gpu: str, handle: Any, profiles: tuple[ProfileReading, ...]
     ) -> tuple[InstanceReading, ...]:
-        """Every GPU instance with its compute instances and their UUIDs."""
+        """All GPU instances with their compute instances; raise if the lists contradict."""
         names = {profile.id: profile.name for profile in profiles}
-        uuids = self._uuids(handle)
+        uuids = self._mig_uuids(handle)
         found: list[InstanceReading] = []
         for profile in profiles:
-            for instance in self._nvml.listed(
-                "nvmlDeviceGetGpuInstances", "c_nvmlGpuInstance_t", handle, profile.id
-            ):
+            for instance in self._nvml.gpu_instances(handle, profile.id):
                 info = self._nvml.call("nvmlGpuInstanceGetInfo", instance)
                 compute = sorted(self._compute_ids(gpu, instance, int(info.profileId)))
                 for number in compute:
                     if (info.id, number) not in uuids:
-                        raise self._torn(
+                        raise _inconsistent(
                             gpu, f"compute instance {number} of GPU instance {info.id}"
                         )
                 found.append(
@@ -324,126 +288,82 @@ class Nvml:
                         compute=tuple(ComputeReading(n, uuids[info.id, n]) for n in compute),
                     )
                 )
-        seen = {(instance.id, c.id) for instance in found for c in instance.compute}
+        listed = {(instance.id, c.id) for instance in found for c in instance.compute}
         for pair in uuids:
-            if pair not in seen:
-                raise self._torn(gpu, f"the device of instance {pair[0]}")
+            if pair not in listed:
+                raise _inconsistent(gpu, f"the MIG device of GPU instance {pair[0]}")
         return tuple(sorted(found, key=lambda instance: (instance.start, instance.id)))
 
-    def _uuids(self, handle: Any) -> dict[tuple[int, int], str]:
-        """The UUIDs of the MIG devices of a GPU, by GPU instance and compute instance."""
-        return {
-            (self._id("nvmlDeviceGetGpuInstanceId", device),
-             self._id("nvmlDeviceGetComputeInstanceId", device)):
-            str(self._nvml.call("nvmlDeviceGetUUID", device))
-            for device in self._devices(handle)
-        }  # fmt: skip
-
-    @staticmethod
-    def _torn(gpu: str, what: str) -> DriverError:
-        return DriverError(
-            UNKNOWN, "nvmlDeviceGetGpuInstances",
-            f"the driver's lists of instances of {gpu} do not fit together: {what} is in one only",
-        )  # fmt: skip
-
-    def _devices(self, handle: Any) -> list[Any]:
-        """The MIG devices of a GPU."""
-        found: list[Any] = []
-        try:
-            most = int(self._nvml.call("nvmlDeviceGetMaxMigDeviceCount", handle))
-        except DriverError as error:
-            if error.code in (NOT_SUPPORTED, FUNCTION_NOT_FOUND):
-                return []
-            raise
-        for index in range(most):
-            try:
-                found.append(self._nvml.call("nvmlDeviceGetMigDeviceHandleByIndex", handle, index))
-            except DriverError as error:
-                if error.code not in _NOT_OFFERED:
-                    raise
-        return found
+    def _mig_uuids(self, handle: Any) -> dict[tuple[int, int], str]:
+        """The UUIDs of the MIG devices by (GPU instance id, compute instance id)."""
+        uuids: dict[tuple[int, int], str] = {}
+        for device in self._nvml.mig_devices(handle):
+            gpu_instance = int(self._nvml.call("nvmlDeviceGetGpuInstanceId", device))
+            compute_instance = int(self._nvml.call("nvmlDeviceGetComputeInstanceId", device))
+            uuids[gpu_instance, compute_instance] = self._uuid(device)
+        return uuids
 
     def _compute_ids(self, gpu: str, instance: Any, profile_id: int) -> list[int]:
-        found: list[int] = []
-        for offered in self._compute_offers(gpu, instance, profile_id):
-            for compute in self._nvml.listed(
-                "nvmlGpuInstanceGetComputeInstances", "c_nvmlComputeInstance_t", instance,
-                offered.id,
-            ):  # fmt: skip
-                found.append(int(self._nvml.call("nvmlComputeInstanceGetInfo", compute).id))
-        return found
+        return [
+            int(self._nvml.call("nvmlComputeInstanceGetInfo", compute).id)
+            for offered in self._compute_profiles(gpu, instance, profile_id)
+            for compute in self._nvml.compute_instances(instance, offered.id)
+        ]
 
-    def _compute_offers(self, gpu: str, instance: Any, profile_id: int) -> tuple[Any, ...]:
-        """The kinds of compute instances a kind of GPU instance offers, which do not change."""
+    def _compute_profiles(self, gpu: str, instance: Any, profile_id: int) -> list[Any]:
+        """The compute instance profiles of a GPU instance profile, which never change."""
         key = (gpu, profile_id)
-        if key not in self._compute_profiles:
-            found: dict[int, Any] = {}
-            for number in range(getattr(self._nvml.lib, "NVML_COMPUTE_INSTANCE_PROFILE_COUNT", 8)):
-                name = "nvmlGpuInstanceGetComputeInstanceProfileInfo"
-                try:
-                    info = self._nvml.either(name, instance, number, 0)
-                except DriverError as error:
-                    if error.code in _NOT_OFFERED:
-                        continue
-                    raise
-                found.setdefault(int(info.id), info)
-            if not found:
-                return ()
-            self._compute_profiles[key] = tuple(found.values())
-        return self._compute_profiles[key]
+        if key not in self._compute_profile_cache:
+            by_id: dict[int, Any] = {}
+            for info in self._nvml.compute_instance_profiles(instance):
+                by_id.setdefault(int(info.id), info)
+            if not by_id:
+                return []
+            self._compute_profile_cache[key] = list(by_id.values())
+        return self._compute_profile_cache[key]
 
-    def _memory(self, device: Any) -> int | None:
-        """Bytes in use: without what the driver keeps for itself, where it tells them apart."""
-        form = getattr(self._nvml.lib, "nvmlMemory_v2", None)
-        info = self._nvml.perhaps("nvmlDeviceGetMemoryInfo", device, form)
-        if info is None:
-            info = self._nvml.perhaps("nvmlDeviceGetMemoryInfo", device)
-        return None if info is None else int(info.used)
+    # Events
 
-    def _pci_device(self, handle: Any) -> str:
-        info = self._nvml.perhaps("nvmlDeviceGetPciInfo", handle)
-        return "" if info is None else f"0x{info.pciDeviceId >> 16:04X}"
-
-    def _listen(self) -> None:
-        """Have XID errors of every GPU kept for us, also of those that came later."""
-        if self._events is None:
-            self._events = self._nvml.call("nvmlEventSetCreate")
+    def _register_gpus(self) -> None:
+        """Register all GPUs for XID events that are not registered yet."""
+        if self._event_set is None:
+            self._event_set = self._nvml.call("nvmlEventSetCreate")
         for gpu in self.gpus():
             if isinstance(gpu, str) and gpu not in self._registered.values():
-                with contextlib.suppress(DriverError):  # Next time, perhaps.
+                with contextlib.suppress(DriverError):  # The next call tries again.
                     self._register(gpu)
 
     def _register(self, gpu: str) -> None:
         handle = self._handle(gpu)
         try:
-            self._nvml.call("nvmlDeviceRegisterEvents", handle, _XID, self._events)
+            self._nvml.call("nvmlDeviceRegisterEvents", handle, _XID_EVENT, self._event_set)
         except DriverError as error:
             if error.code != NOT_SUPPORTED:
                 raise
-        self._registered[_number(handle)] = gpu
+        self._registered[handle_address(handle)] = gpu
 
-    def _told_of(self, device: Any) -> str:
-        """Of which GPU an error is told; one that is lost no longer says who it is."""
+    def _event_gpu(self, device: Any) -> str:
+        """The UUID of the GPU of an event; a lost GPU no longer reports it."""
         try:
-            return str(self._nvml.call("nvmlDeviceGetUUID", device))
+            return self._uuid(device)
         except DriverError:
-            return self._registered.get(_number(device), "")
-
-    def _id(self, call: str, device: Any) -> int:
-        return int(self._nvml.call(call, device))
+            return self._registered.get(handle_address(device), "")
 
 
-def _number(handle: Any) -> int:
-    """A handle, to compare it by."""
-    return ctypes.cast(handle, ctypes.c_void_p).value or 0
+def _inconsistent(gpu: str, what: str) -> DriverError:
+    return DriverError(
+        UNKNOWN, "nvmlDeviceGetGpuInstances",
+        f"the driver's lists of instances of {gpu} contradict each other: {what} is missing in one",
+    )  # fmt: skip
 
 
-def _name(info: Any, number: int, memory: int) -> str:
-    """A profile's name as the driver gives it, or as the driver would make it."""
-    told = getattr(info, "name", b"")
-    name = (told.decode("ascii", "replace") if isinstance(told, bytes) else str(told)).strip()
+def profile_name(info: Any, number: int, memory: int) -> str:
+    """The name of a profile; derived as the driver does if the driver does not report it."""
+    reported = getattr(info, "name", b"")
+    text = reported.decode("ascii", "replace") if isinstance(reported, bytes) else str(reported)
+    name = text.strip()
     if name:
         return name.removeprefix("MIG ")
     eighths = math.ceil(info.memorySizeMB / memory * 8) if memory else 0
     gigabytes = math.floor(eighths / 8 * math.ceil(memory / 1024) + 0.5)
-    return f"{info.sliceCount}g.{gigabytes}gb{_SUFFIX.get(number, '')}"
+    return f"{info.sliceCount}g.{gigabytes}gb{_NAME_SUFFIXES.get(number, '')}"

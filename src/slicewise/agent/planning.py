@@ -1,7 +1,11 @@
-"""The next step towards what is wanted, from what there is: pure, one step at a time.
+"""Decides the next step for an instance: create, complete, adopt, destroy, or wait.
 
-After every step the GPU is read again and the next step is planned from that. So nothing depends
-on what was done before: an agent that died between any two steps goes on as if it had not.
+This module alone decides which instances are destroyed. An instance is destroyed only if the
+desired state lists it as absent (`plan_absent`) or evicts it by UUID (`plan_eviction`), and only if
+the record identifies it beyond doubt. Instances that are not listed are never touched.
+
+All functions are pure. After every step the GPU is read again and the next step is planned from
+that reading, so an agent that was killed between two steps continues where it stopped.
 """
 
 from __future__ import annotations
@@ -11,202 +15,214 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from slicewise.agent.driver import At, ComputeReading, GpuReading, InstanceReading
-from slicewise.agent.record import Key, Own, Stage
-from slicewise.agent.wanted import Evicted, Wanted
+from slicewise.agent.desired_state import DesiredInstance, Eviction
+from slicewise.agent.driver import ComputeReading, GpuReading, InstanceReading, InstanceRef
+from slicewise.agent.record import Key, RecordedInstance, Stage
 
 
-class Do(Enum):
-    """What is to be done next."""
+class Action(Enum):
+    """The kinds of steps."""
 
-    NOTHING = "nothing"
-    """It is as it should be."""
-    CLAIM = "claim"
-    """Write down that the instance there is this one."""
-    INTEND = "intend"
-    MAKE = "make the GPU instance"
-    NOTE_MADE = "note its id"
-    MAKE_COMPUTE = "make the compute instance"
-    NOTE_WHOLE = "note its UUID"
-    END_COMPUTE = "destroy the compute instance"
-    NOTE_BARE = "note that its compute instance is gone"
-    END = "destroy the GPU instance"
-    FORGET = "forget it"
-    """Take it out of the record: it is not there."""
+    NONE = "none"
+    """The actual state is the desired state."""
+    ADOPT = "adopt"
+    """Record an existing instance under this item."""
+    RECORD_INTENT = "record the intent"
+    CREATE_GPU_INSTANCE = "create the GPU instance"
+    RECORD_CREATED = "record its id"
+    CREATE_COMPUTE_INSTANCE = "create the compute instance"
+    RECORD_COMPLETE = "record its UUID"
+    DESTROY_COMPUTE_INSTANCE = "destroy the compute instance"
+    RECORD_BARE = "record that the compute instance is gone"
+    DESTROY_GPU_INSTANCE = "destroy the GPU instance"
+    FORGET = "forget"
+    """Drop the record entry: its instance does not exist."""
     WAIT = "wait"
-    """Something is in the way that may go away."""
+    """Something blocks the item, possibly for a short time only."""
     REFUSE = "refuse"
-    """It cannot be had, however long one waits."""
+    """The item is impossible; waiting does not help."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """A step, and what it is done to."""
+    """A step and the instance it applies to."""
 
-    do: Do
-    at: At | None = None
+    action: Action
+    target: InstanceRef | None = None
     compute: ComputeReading | None = None
     uuid: str = ""
     reason: str = ""
     size: int = 0
-    taken: bool = False
-    """Whether it waits for slices that others have."""
+    occupied: bool = False
+    """Whether the step waits for slices that only foreign or stray instances occupy."""
 
 
-class Book(Protocol):
-    """A record, as far as planning looks into it."""
+class RecordView(Protocol):
+    """The part of `Record` that planning needs."""
 
-    def get(self, key: Key) -> Own | None:
-        """The own instance at that place."""
+    def get(self, key: Key) -> RecordedInstance | None:
+        """The recorded instance at this place."""
         ...
 
 
-def toward_present(
-    item: Wanted, gpu: GpuReading, book: Book, leaving: Collection[tuple[str, int]] = ()
+def plan_present(
+    item: DesiredInstance,
+    gpu: GpuReading,
+    record: RecordView,
+    releasing: Collection[tuple[str, int]] = (),
 ) -> Step:
-    """The next step to have an instance; ``leaving`` are the parts that are being released."""
+    """Plan the next step to create an instance. ``releasing`` lists the parts being released."""
     offer = gpu.profile(item.profile)
     if gpu.mig is not True:
         lacks = "does not support MIG" if gpu.mig is None else "has MIG mode off"
-        return Step(Do.REFUSE, reason=f"{gpu.uuid} {lacks}")
+        return Step(Action.REFUSE, reason=f"{gpu.uuid} {lacks}")
     if offer is None or item.start not in offer.starts or item.size != offer.size:
         return Step(
-            Do.REFUSE,
+            Action.REFUSE,
             reason=f"the driver of {gpu.uuid} does not offer {item.profile} with {item.size} "
             f"slices at slice {item.start}",
         )
-    own, there = book.get(item.key), gpu.at(item.profile, item.start)
-    if there is not None and _is_named(item, own, there) and not _is(own, there, item):
-        return _claim(item, gpu, there)
-    ours = own is not None and own_part(own) == item.part
-    if own is not None and there is not None and own.is_it(there):
+    own, found = record.get(item.key), gpu.at(item.profile, item.start)
+    if found is not None and _has_desired_uuid(item, own, found):
+        recorded_for_item = own is not None and own.matches(found) and own.part == item.part
+        if not recorded_for_item:
+            return _adopt(item, gpu, found)
+    ours = own is not None and own.part == item.part
+    if own is not None and found is not None and own.matches(found):
         if ours:
-            return _complete(own, gpu, there)
-    elif own is not None and not (ours and own.stage is Stage.INTENT and there is None):
-        # Ours is gone, or a stranger's is in its place. What was meant but not made is made now.
-        return Step(Do.FORGET)
+            return _plan_completion(own, gpu, found)
+    elif own is not None and not (ours and own.stage is Stage.INTENT and found is None):
+        # The recorded instance is gone or was replaced by a foreign one. An intent without an
+        # instance is kept, because the instance is created next.
+        return Step(Action.FORGET)
     blocking = [i for i in gpu.instances if i.overlaps(item.start, item.size)]
     if blocking:
-        return Step(Do.WAIT, reason=_in_the_way(gpu, blocking, book, leaving), taken=True)
+        return _wait_for_slices(gpu, blocking, record, releasing)
     if own is None:
-        return Step(Do.INTEND, size=item.size)
-    return Step(Do.MAKE, At(gpu.uuid, -1, offer.id, item.start), size=item.size)
+        return Step(Action.RECORD_INTENT, size=item.size)
+    target = InstanceRef(gpu.uuid, -1, offer.id, item.start)
+    return Step(Action.CREATE_GPU_INSTANCE, target, size=item.size)
 
 
-def _complete(own: Own, gpu: GpuReading, there: InstanceReading) -> Step:
-    """The next step for a GPU instance of ours, until it has its compute instance."""
-    at = _at(gpu, there)
-    if not there.compute:
-        return Step(Do.MAKE_COMPUTE if own.stage is Stage.MADE else Do.NOTE_MADE, at)
-    if own.stage is Stage.WHOLE:
-        return Step(Do.NOTHING, at, uuid=own.uuid)
-    if len(there.compute) > 1:
-        return Step(
-            Do.REFUSE, at,
-            reason=f"somebody else made compute instances in {own.key}: there are "
-            f"{len(there.compute)}",
-        )  # fmt: skip
-    return Step(Do.NOTE_WHOLE, at, uuid=there.uuid)
-
-
-def toward_absent(
-    item: Wanted, gpu: GpuReading, book: Book, listed: Collection[tuple[str, int]] = ()
+def plan_absent(
+    item: DesiredInstance,
+    gpu: GpuReading,
+    record: RecordView,
+    listed: Collection[tuple[str, int]] = (),
 ) -> Step:
-    """The next step to be rid of an instance; of this one only, not of what took its place.
+    """Plan the next step to destroy a released instance, but not another one in its place.
 
-    What was adopted and released before we heard of it is known by its UUID: the record has it as
-    somebody else's, and whose that was does not count unless it is of the ``listed`` parts.
+    An instance may be adopted and released before the agent learns of the adoption. The record
+    does not have it under this part then, and the UUID identifies it. It is adopted first, unless
+    the record has it under one of the ``listed`` parts.
     """
-    own, there = book.get(item.key), gpu.at(item.profile, item.start)
-    ours = own is not None and own_part(own) == item.part
+    own, found = record.get(item.key), gpu.at(item.profile, item.start)
+    ours = own is not None and own.part == item.part
     if gpu.mig is None and (ours or item.uuid):
-        return Step(Do.WAIT, reason=f"{gpu.uuid} does not say whether it has MIG")
+        return Step(Action.WAIT, reason=f"{gpu.uuid} does not report whether it supports MIG")
     if own is not None and ours:
-        if there is not None and own.is_it(there):
-            return _dismantle(own, gpu, there)
-        return Step(Do.FORGET)
-    if there is not None and _is_named(item, own, there) and not _is_listed(own, there, listed):
-        return _claim(item, gpu, there)
-    return Step(Do.NOTHING)
+        if found is not None and own.matches(found):
+            return _plan_destruction(own, gpu, found)
+        return Step(Action.FORGET)
+    if found is None or not _has_desired_uuid(item, own, found) or _is_listed(own, found, listed):
+        return Step(Action.NONE)
+    return _adopt(item, gpu, found)
 
 
-def toward_evicted(
-    item: Evicted, gpu: GpuReading, book: Book, listed: Collection[tuple[str, int]]
+def plan_eviction(
+    item: Eviction, gpu: GpuReading, record: RecordView, listed: Collection[tuple[str, int]]
 ) -> Step:
-    """The next step to destroy somebody else's instance, if it is exactly the one that was named.
+    """Plan the next step to destroy a foreign instance with the UUID that an operator named.
 
-    It is written down first: half destroyed it has no UUID left to be known by. An instance of
-    ``listed`` parts is not evicted, whatever its name.
+    The instance is recorded first, because it has no UUID once its compute instance is destroyed.
+    An instance that the record has under one of the ``listed`` parts is not evicted.
     """
-    own, there = book.get(item.key), gpu.at(item.profile, item.start)
+    own, found = record.get(item.key), gpu.at(item.profile, item.start)
     if own is not None and own.allocation == "":
-        if there is None or not own.is_it(there):
-            return Step(Do.FORGET)
+        if found is None or not own.matches(found):
+            return Step(Action.FORGET)
         if own.uuid == item.uuid:
-            return _dismantle(own, gpu, there)
-        return Step(Do.NOTHING)
-    if there is None or known_by(own, there) != item.uuid or _is_listed(own, there, listed):
-        return Step(Do.NOTHING)
-    return _claim(item, gpu, there)
+            return _plan_destruction(own, gpu, found)
+        return Step(Action.NONE)
+    if found is None or effective_uuid(own, found) != item.uuid or _is_listed(own, found, listed):
+        return Step(Action.NONE)
+    return _adopt(item, gpu, found)
 
 
-def _dismantle(own: Own, gpu: GpuReading, there: InstanceReading) -> Step:
-    """The next step to destroy an instance: compute instances first, then the GPU instance."""
-    at = _at(gpu, there)
-    if there.compute:
-        return Step(Do.END_COMPUTE, at, compute=there.compute[-1])
-    return Step(Do.END if own.stage is Stage.BARE else Do.NOTE_BARE, at)
+def _plan_completion(own: RecordedInstance, gpu: GpuReading, found: InstanceReading) -> Step:
+    """Plan the next step for an own GPU instance, until it has its compute instance."""
+    target = _ref(gpu, found)
+    if not found.compute:
+        if own.stage is Stage.CREATED:
+            return Step(Action.CREATE_COMPUTE_INSTANCE, target)
+        return Step(Action.RECORD_CREATED, target)
+    if own.stage is Stage.COMPLETE:
+        return Step(Action.NONE, target, uuid=own.uuid)
+    if len(found.compute) > 1:
+        return Step(
+            Action.REFUSE,
+            target,
+            reason=f"{own.key} has {len(found.compute)} compute instances, which another program "
+            "created",
+        )
+    return Step(Action.RECORD_COMPLETE, target, uuid=found.uuid)
 
 
-def known_by(own: Own | None, there: InstanceReading) -> str:
-    """The UUID of what is there; one of ours that has lost its compute instance keeps its own."""
-    return there.uuid or (own.uuid if own is not None and own.is_it(there) else "")
+def _plan_destruction(own: RecordedInstance, gpu: GpuReading, found: InstanceReading) -> Step:
+    """Plan the next step to destroy a recorded instance: compute instances first."""
+    target = _ref(gpu, found)
+    if found.compute:
+        return Step(Action.DESTROY_COMPUTE_INSTANCE, target, compute=found.compute[-1])
+    if own.stage is not Stage.BARE:
+        return Step(Action.RECORD_BARE, target)
+    return Step(Action.DESTROY_GPU_INSTANCE, target)
 
 
-def own_part(own: Own) -> tuple[str, int]:
-    """Which instance of which allocation an own instance is."""
-    return own.allocation, own.index
+def effective_uuid(own: RecordedInstance | None, found: InstanceReading) -> str:
+    """The UUID of an instance; an own instance without compute instance keeps the recorded one."""
+    return found.uuid or (own.uuid if own is not None and own.matches(found) else "")
 
 
-def _claim(item: Wanted | Evicted, gpu: GpuReading, there: InstanceReading) -> Step:
-    return Step(Do.CLAIM, _at(gpu, there), uuid=item.uuid, size=there.size)
+def _adopt(item: DesiredInstance | Eviction, gpu: GpuReading, found: InstanceReading) -> Step:
+    return Step(Action.ADOPT, _ref(gpu, found), uuid=item.uuid, size=found.size)
 
 
-def _is_named(item: Wanted, own: Own | None, there: InstanceReading) -> bool:
-    return item.uuid != "" and item.uuid == known_by(own, there)
+def _has_desired_uuid(
+    item: DesiredInstance, own: RecordedInstance | None, found: InstanceReading
+) -> bool:
+    return item.uuid != "" and item.uuid == effective_uuid(own, found)
 
 
 def _is_listed(
-    own: Own | None, there: InstanceReading, listed: Collection[tuple[str, int]]
+    own: RecordedInstance | None, found: InstanceReading, listed: Collection[tuple[str, int]]
 ) -> bool:
-    return own is not None and own.is_it(there) and own_part(own) in listed
+    return own is not None and own.matches(found) and own.part in listed
 
 
-def _is(own: Own | None, there: InstanceReading, item: Wanted) -> bool:
-    return own is not None and own.is_it(there) and own_part(own) == item.part
+def _ref(gpu: GpuReading, found: InstanceReading) -> InstanceRef:
+    return InstanceRef(gpu.uuid, found.id, found.profile_id, found.start)
 
 
-def _at(gpu: GpuReading, there: InstanceReading) -> At:
-    return At(gpu.uuid, there.id, there.profile_id, there.start)
-
-
-def _in_the_way(
+def _wait_for_slices(
     gpu: GpuReading,
     blocking: list[InstanceReading],
-    book: Book,
-    leaving: Collection[tuple[str, int]],
-) -> str:
-    """Who has the slices, by name."""
-    told: list[str] = []
-    for there in blocking:
-        own = book.get(Key(gpu.uuid, there.profile, there.start))
-        if own is None or not own.is_it(there) or own.allocation == "":
-            whose = "which is not ours (foreign)"
-        elif own_part(own) in leaving:
-            whose = f"which is being released by {own.allocation}"
+    record: RecordView,
+    releasing: Collection[tuple[str, int]],
+) -> Step:
+    """Wait for the instances that occupy the slices, and name them."""
+    descriptions: list[str] = []
+    being_released = False
+    for found in blocking:
+        own = record.get(Key(gpu.uuid, found.profile, found.start))
+        if own is None or not own.matches(found) or own.allocation == "":
+            owner = "which is not ours (foreign)"
+        elif own.part in releasing:
+            owner = f"which is being released by {own.allocation}"
+            being_released = True
         else:
-            whose = f"which was made for {own.allocation}"
-        name = there.uuid or f"GPU instance {there.id}"
-        place = f"{there.profile or 'unknown profile'} at slice {there.start}"
-        told.append(f"{name} ({place}), {whose}")
-    return f"its slices on {gpu.uuid} are taken by {' and '.join(told)}"
+            owner = f"which was created for {own.allocation}"
+        name = found.uuid or f"GPU instance {found.id}"
+        place = f"{found.profile or 'unknown profile'} at slice {found.start}"
+        descriptions.append(f"{name} ({place}), {owner}")
+    reason = f"its slices on {gpu.uuid} are taken by {' and '.join(descriptions)}"
+    return Step(Action.WAIT, reason=reason, occupied=not being_released)

@@ -1,12 +1,13 @@
-"""The agent's own instances, on disk before the driver is asked: what it made, it may destroy.
+"""The agent's record of its own instances, written to disk before the driver is called.
 
-Each is known by its place (GPU, profile, start) and how far it has got. The stages are fine enough
-to tell an instance of ours from one that somebody else made at the same place while we were away:
+The agent destroys only recorded instances. An entry has a place (GPU, profile, start) and a stage.
+The stage tells an own instance from a foreign one created at the same place while the agent was
+not running:
 
-- ``intent``: about to be made. Ours has no compute instance yet, since that is made later only.
-- ``made``: the GPU instance exists and has this id; its compute instance may exist.
-- ``whole``: it has been seen with this UUID.
-- ``bare``: its compute instance was destroyed, so one that has any is not ours.
+- ``intent``: about to be created. The own instance has no compute instance yet.
+- ``created``: the GPU instance exists with the recorded id; its compute instance may exist.
+- ``complete``: the compute instance was seen with the recorded UUID.
+- ``bare``: the compute instance was destroyed. An instance that has one is foreign.
 """
 
 from __future__ import annotations
@@ -25,130 +26,136 @@ from slicewise.core.errors import SlicewiseError
 
 
 class Key(NamedTuple):
-    """Where an instance is; two cannot be at the same place."""
+    """The place of an instance: GPU, profile and start."""
 
     gpu: str
     profile: str
     start: int
 
     def __str__(self) -> str:
-        return f"{self.profile or 'an instance of an unknown profile'} at slice {self.start} of " \
-               f"{self.gpu}"  # fmt: skip
+        profile = self.profile or "an instance of an unknown profile"
+        return f"{profile} at slice {self.start} of {self.gpu}"
 
 
 class Stage(StrEnum):
-    """How far an instance has got."""
+    """The last recorded step in the life of an instance."""
 
     INTENT = "intent"
-    MADE = "made"
-    WHOLE = "whole"
+    CREATED = "created"
+    COMPLETE = "complete"
     BARE = "bare"
 
 
 @dataclass(frozen=True)
-class Own:
-    """An instance of the agent's."""
+class RecordedInstance:
+    """An instance that the agent created, adopted, or evicts."""
 
     gpu: str
     profile: str
     start: int
     size: int
     allocation: str
-    """Whose it is; nothing for one of somebody else's that is being destroyed by order."""
+    """The allocation it belongs to; empty for a foreign instance that is being evicted."""
     index: int
     stage: Stage = Stage.INTENT
     id: int | None = None
-    """The GPU instance's id; ids are given out again, so it never counts alone."""
+    """Id of the GPU instance. The driver reuses ids, so an equal id proves nothing by itself."""
     uuid: str = ""
 
     @property
     def key(self) -> Key:
-        """Where it is."""
+        """The place of the instance."""
         return Key(self.gpu, self.profile, self.start)
 
-    def is_it(self, there: InstanceReading) -> bool:
-        """Whether what is at its place is this instance, and not a stranger's in its stead."""
+    @property
+    def part(self) -> tuple[str, int]:
+        """The allocation and the index of the instance in it."""
+        return self.allocation, self.index
+
+    def matches(self, reading: InstanceReading) -> bool:
+        """Whether the instance found at this place is the recorded one, not a foreign one."""
         if self.stage is Stage.INTENT:
-            return not there.compute
-        if self.id != there.id:
+            return not reading.compute
+        if self.id != reading.id:
             return False
-        if self.stage is Stage.WHOLE:
-            return not there.compute or self.uuid in {c.uuid for c in there.compute}
-        return self.stage is Stage.MADE or not there.compute
+        if self.stage is Stage.COMPLETE:
+            return not reading.compute or self.uuid in {c.uuid for c in reading.compute}
+        return self.stage is Stage.CREATED or not reading.compute
 
 
 class RecordError(SlicewiseError):
-    """A file of the agent's cannot be written, or not removed; nothing is made without it."""
+    """Raised when a file of the agent cannot be written or removed."""
 
 
 class Record:
-    """The own instances of this boot, in memory and on disk alike."""
+    """The recorded instances of the current boot, in memory and on disk."""
 
     def __init__(self, folder: Path, boot: str) -> None:
-        """Read what there is; entries of an earlier boot are over, as their instances are."""
+        """Load the record; entries of an earlier boot are dropped, as their instances are gone."""
         self._path = folder / "instances.json"
         self._boot = boot
-        self._own: dict[Key, Own] = {}
-        self.remark = ""
-        """What is to be said about the file that was found."""
-        self._read()
+        self._instances: dict[Key, RecordedInstance] = {}
+        self.warning = ""
+        """Why entries of the file were not used; empty if they were."""
+        self._load()
 
-    def __iter__(self) -> Iterator[Own]:
-        return iter(list(self._own.values()))
+    def __iter__(self) -> Iterator[RecordedInstance]:
+        return iter(list(self._instances.values()))
 
     def __len__(self) -> int:
-        return len(self._own)
+        return len(self._instances)
 
-    def get(self, key: Key) -> Own | None:
-        """The own instance at that place."""
-        return self._own.get(key)
+    def get(self, key: Key) -> RecordedInstance | None:
+        """The recorded instance at this place."""
+        return self._instances.get(key)
 
-    def put(self, own: Own) -> None:
-        """Write an instance down; it counts only once it is on disk."""
-        self._write({**self._own, own.key: own})
+    def put(self, instance: RecordedInstance) -> None:
+        """Record an instance. On RecordError the record is unchanged."""
+        self._save({**self._instances, instance.key: instance})
 
     def advance(self, key: Key, stage: Stage, id: int | None = None, uuid: str = "") -> None:
-        """Write down how far an instance has got."""
-        own = self._own[key]
-        self.put(replace(own, stage=stage, id=own.id if id is None else id, uuid=uuid or own.uuid))
+        """Record a new stage of an instance."""
+        old = self._instances[key]
+        self.put(replace(old, stage=stage, id=old.id if id is None else id, uuid=uuid or old.uuid))
 
     def drop(self, key: Key) -> None:
-        """Forget an instance that is not there any more."""
-        self._write({k: own for k, own in self._own.items() if k != key})
+        """Remove an instance that no longer exists."""
+        self._save({k: instance for k, instance in self._instances.items() if k != key})
 
-    def _read(self) -> None:
+    def _load(self) -> None:
         try:
-            written = self._path.read_bytes()
+            content = self._path.read_bytes()
         except FileNotFoundError:
             return
         except OSError as error:
             raise SlicewiseError(f"{str(self._path)!r} cannot be read: {error.strerror}") from None
         try:
-            data = json.loads(written.decode())
-            found = [_own(item) for item in data["instances"]]
+            data = json.loads(content.decode())
+            found = [_parse(item) for item in data["instances"]]
             boot = data["boot"]
         except (ValueError, TypeError, KeyError, AttributeError):
             aside = self._path.with_suffix(".broken")
             with contextlib.suppress(OSError):
                 self._path.replace(aside)
-            self.remark = (
-                f"{str(self._path)!r} is not a record and was put aside as {aside.name!r}: "
-                "instances the service does not know by UUID will be foreign"
+            self.warning = (
+                f"{str(self._path)!r} is not a valid record and was renamed to {aside.name!r}; "
+                "instances that the service does not know by UUID are reported as foreign"
             )
             return
         if boot != self._boot:
-            self.remark = f"the node was restarted; {len(found)} recorded instances are over"
+            self.warning = f"the node was restarted: dropped {len(found)} recorded instances"
             return
-        self._own = {own.key: own for own in found}
+        self._instances = {instance.key: instance for instance in found}
 
-    def _write(self, own: dict[Key, Own]) -> None:
-        document = {"boot": self._boot, "instances": [asdict(one) for one in own.values()]}
+    def _save(self, instances: dict[Key, RecordedInstance]) -> None:
+        entries = [asdict(instance) for instance in instances.values()]
+        document = {"boot": self._boot, "instances": entries}
         write_file(self._path, json.dumps(document, indent=1) + "\n")
-        self._own = own
+        self._instances = instances
 
 
 def write_file(path: Path, text: str, mode: int = 0o600) -> None:
-    """Write a file so that it is there whole, and stays, or not at all."""
+    """Write a file atomically and durably."""
     draft = path.with_name(f".{path.name}.new")
     try:
         file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
@@ -172,15 +179,17 @@ def write_file(path: Path, text: str, mode: int = 0o600) -> None:
         raise RecordError(f"{str(path)!r} cannot be written: {error.strerror}") from None
 
 
-def _own(item: dict[str, object]) -> Own:
-    """One entry of the file, checked."""
-    own = Own(**{**item, "stage": Stage(str(item["stage"]))})  # type: ignore[arg-type]
-    texts = (own.gpu, own.profile, own.allocation, own.uuid)
-    numbers = (own.start, own.size, own.index, *(() if own.id is None else (own.id,)))
+def _parse(item: dict[str, object]) -> RecordedInstance:
+    """Parse and check one entry of the file."""
+    instance = RecordedInstance(**{**item, "stage": Stage(str(item["stage"]))})  # type: ignore[arg-type]
+    texts = (instance.gpu, instance.profile, instance.allocation, instance.uuid)
+    numbers = [instance.start, instance.size, instance.index]
+    if instance.id is not None:
+        numbers.append(instance.id)
     if not all(isinstance(text, str) for text in texts):
         raise ValueError("text expected")
     if not all(type(number) is int for number in numbers):
         raise ValueError("number expected")
-    if own.id is None and own.stage is not Stage.INTENT:
+    if instance.id is None and instance.stage is not Stage.INTENT:
         raise ValueError("id expected")
-    return own
+    return instance

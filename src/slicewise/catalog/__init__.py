@@ -1,6 +1,7 @@
-"""The GPU models slicewise knows, and how to describe one it does not.
+"""The catalog of GPU models, one TOML file each in ``models/``.
 
-Each model is one TOML file in ``models/``; a user's own GPU is a file of the same form.
+Entry points: `load_geometry`, by name or by the path of a user's file, and `Catalog`. This room
+imports `core` only.
 """
 
 from slicewise.catalog.entry import Confidence, Engines, Entry, Level, ProfileFacts

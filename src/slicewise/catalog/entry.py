@@ -1,4 +1,4 @@
-"""What the catalog knows of one GPU model, whether or not it can be scheduled."""
+"""The entry of one GPU model in the catalog, schedulable or not."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from slicewise.core.geometry import Geometry
 
 
 class Level(StrEnum):
-    """How well a statement is known."""
+    """How well a fact is known."""
 
     PRIMARY = "primary"
     """Read from NVIDIA's tables or from a real GPU."""
     SECONDARY = "secondary"
     """Read from configuration files or third parties."""
     INFERRED = "inferred"
-    """Carried over from the family, or derived from other figures."""
+    """Assumed from models of the same family, or derived from other figures."""
     UNKNOWN = "unknown"
     """Not found."""
 
@@ -47,7 +47,7 @@ class Engines:
 
 @dataclass(frozen=True)
 class ProfileFacts:
-    """What the hardware says of a profile, beyond where it may start; None is not known."""
+    """The hardware facts of a profile, without its starts; None is unknown."""
 
     name: str
     size: int
@@ -68,10 +68,10 @@ class ProfileFacts:
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """One GPU model of the catalog, with what is known of it and how well.
+    """One GPU model of the catalog.
 
-    Exactly one of ``geometry`` and ``refusal`` is set: a model whose placements nobody knows is
-    worth showing but cannot be scheduled.
+    Exactly one of ``geometry`` and ``refusal`` is set: a model with unknown placements is listed
+    but cannot be scheduled.
     """
 
     model: str
@@ -81,7 +81,7 @@ class Entry:
     memory_slices: int
     compute_slices: int
     confidence: Confidence | None
-    """None where the file does not say, as in most files of a user's own."""
+    """None if the file does not state it, as in most users' files."""
     sources: tuple[str, ...]
     notes: tuple[str, ...]
     pci_device_ids: tuple[str, ...]
@@ -92,11 +92,11 @@ class Entry:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Everything the model is called, its proper name first."""
+        """The model's name, then its aliases."""
         return (self.model, *self.aliases)
 
     def require(self) -> Geometry:
-        """The geometry, or the reason why there is none as an error."""
+        """Return the geometry; raise an error with the reason if there is none."""
         if self.geometry is None:
             raise SlicewiseError(f"{self.model} cannot be scheduled: {self.refusal}")
         return self.geometry

@@ -1,7 +1,7 @@
-"""Reading a TOML table field by field, so that every mistake is named by its place.
+"""Reads TOML files field by field; every error names the file and the path of the field.
 
-A table is read with ``take``, which checks one field with a reader (``integer``, ``text``, ...);
-``finish`` then refuses every field nobody asked for, so that a misspelt one cannot go unnoticed.
+``Table.take`` checks one field with a reader (``integer``, ``text``, ...). ``Table.finish`` then
+rejects every field that was not taken, with the nearest known name.
 """
 
 from __future__ import annotations
@@ -9,30 +9,60 @@ from __future__ import annotations
 import difflib
 import math
 import re
+import tomllib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TypeVar, overload
 
-from slicewise.core.errors import GeometryError
+from slicewise.core.errors import GeometryError, SlicewiseError
 
 T = TypeVar("T")
 D = TypeVar("D")
 Reader = Callable[[object, str], T]
-"""Takes a value and the path it stands at; returns it checked, or raises GeometryError."""
+"""Checks the value at a path and returns it, or raises GeometryError."""
 
 LARGEST = 10**9
-"""No figure of a GPU is larger; beyond it, even printing a number can fail."""
+"""Maximum of every number: no figure of a GPU is larger, and huge ones cannot be printed."""
+MAX_FILE_BYTES = 1 << 20
 
 _REQUIRED = object()
-"""Stands for the default of a field that has none."""
+"""The default of a required field."""
 
 _BARE = re.compile(r"[A-Za-z0-9_-]{1,40}")
 
 
+def read_file(path: str | Path) -> bytes:
+    """Return the content of a file, or the beginning of one that is too large."""
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise SlicewiseError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except ValueError:  # a path with a NUL
+        raise SlicewiseError(f"{str(path)!r} is not a path") from None
+
+
+def parse_toml(raw: bytes, where: str, what: str) -> tuple[str, dict[str, object]]:
+    """Return the text and the data of a TOML file; ``what`` is what it should describe."""
+    if len(raw) > MAX_FILE_BYTES:
+        raise SlicewiseError(f"{where}: larger than {MAX_FILE_BYTES:,} bytes, so not {what}")
+    try:
+        text = raw.decode("utf-8-sig")  # some editors write a byte order mark
+        return text, tomllib.loads(text)
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise SlicewiseError(f"{where}: line {line} is not UTF-8 text") from None
+    except RecursionError:
+        raise SlicewiseError(f"{where}: not TOML slicewise can read: nested too deeply") from None
+    except ValueError as error:  # mostly TOMLDecodeError, which names the line
+        raise SlicewiseError(f"{where}: not TOML: {error}") from None
+
+
 class Table:
-    """A TOML table being read; its path is put before every error."""
+    """A TOML table; its path precedes every error."""
 
     def __init__(self, data: object, path: str) -> None:
-        """Refuse anything but a table; ``path`` ends where a field's name can follow."""
+        """Reject anything but a table; a field's name can be appended to ``path``."""
         if not isinstance(data, Mapping):
             raise GeometryError(path.rstrip(": ."), f"needs a table, not {kind(data)}")
         self.data: Mapping[object, object] = data
@@ -44,7 +74,7 @@ class Table:
     @overload
     def take(self, key: str, read: Reader[T], default: D) -> T | D: ...
     def take(self, key: str, read: Reader[T], default: object = _REQUIRED) -> object:
-        """The checked value of one field, or its default where there is one."""
+        """Return the checked value of a field, or its default if the field is absent."""
         self._known.append(key)
         if key in self.data:
             return read(self.data[key], self.path + key)
@@ -53,7 +83,7 @@ class Table:
         return default
 
     def finish(self) -> None:
-        """Refuse the fields that were not read."""
+        """Reject the fields that were not taken."""
         for key in self.data:
             if key not in self._known:
                 near = difflib.get_close_matches(str(key), self._known, n=1)
@@ -62,7 +92,7 @@ class Table:
 
 
 def integer(value: object, path: str) -> int:
-    """A whole number of a sane size."""
+    """Read a whole number."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise GeometryError(path, f"needs a whole number, not {kind(value)}")
     _check_size(value, path)
@@ -70,7 +100,7 @@ def integer(value: object, path: str) -> int:
 
 
 def count(value: object, path: str) -> int:
-    """A whole number that is not negative."""
+    """Read a whole number that is not negative."""
     number = integer(value, path)
     if number < 0:
         raise GeometryError(path, f"{number} is negative")
@@ -78,7 +108,7 @@ def count(value: object, path: str) -> int:
 
 
 def amount(value: object, path: str) -> float:
-    """A number, whole or not, that is not negative."""
+    """Read a number that is not negative, whole or not."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise GeometryError(path, f"needs a number, not {kind(value)}")
     if isinstance(value, float) and not math.isfinite(value):
@@ -90,7 +120,7 @@ def amount(value: object, path: str) -> float:
 
 
 def text(value: object, path: str) -> str:
-    """Words on one line; line breaks become spaces."""
+    """Read text; line breaks become spaces."""
     if not isinstance(value, str):
         raise GeometryError(path, f"needs text, not {kind(value)}")
     words = " ".join(value.split())
@@ -102,7 +132,7 @@ def text(value: object, path: str) -> str:
 
 
 def device_id(value: object, path: str) -> str:
-    """A PCI device id, written like 0x20B5."""
+    """Read a PCI device id such as 0x20B5."""
     words = text(value, path)
     if not re.fullmatch(r"0x[0-9A-Fa-f]{4}", words):
         raise GeometryError(path, f"{words!r} is not a PCI device id such as 0x20B5")
@@ -110,7 +140,7 @@ def device_id(value: object, path: str) -> str:
 
 
 def list_of(read: Reader[T]) -> Reader[tuple[T, ...]]:
-    """A reader of arrays whose elements ``read`` accepts."""
+    """Return a reader of arrays with elements that ``read`` accepts."""
 
     def read_list(value: object, path: str) -> tuple[T, ...]:
         if not isinstance(value, list | tuple):
@@ -121,7 +151,7 @@ def list_of(read: Reader[T]) -> Reader[tuple[T, ...]]:
 
 
 def shown(key: object) -> str:
-    """A field's name as it can stand in a message: quoted unless it is plain."""
+    """Format a field's name for a message: quoted unless it is a bare key."""
     if isinstance(key, str) and _BARE.fullmatch(key):
         return key
     quoted = ascii(key)
@@ -129,7 +159,7 @@ def shown(key: object) -> str:
 
 
 def kind(value: object) -> str:
-    """What a value is, in TOML's words."""
+    """Name the TOML type of a value."""
     names: tuple[tuple[type, str], ...] = (
         (bool, "true or false"),
         (int, "a whole number"),

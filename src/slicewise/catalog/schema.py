@@ -1,8 +1,7 @@
-"""Reading one GPU model from the data of its TOML file.
+"""Parses the TOML file of one GPU model; docs/geometry.md describes the fields.
 
-The form is described in docs/geometry.md and is the same for the built-in models and for a GPU
-of one's own. Everything is checked: a field that is unknown, missing or of the wrong type is
-refused by its path, and whether the figures can be true is for ``core.Geometry`` to say.
+Built-in models and users' files have the same fields. An unknown, missing or mistyped field is
+rejected by its path; ``core.Geometry`` checks whether the figures are possible.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ NO_PLACEMENTS = (
 
 @dataclass(frozen=True)
 class _Written:
-    """A profile as its file has it; ``starts`` is None where the file gives none."""
+    """A profile as written in the file; ``starts`` is None if the file has none."""
 
     path: str
     facts: ProfileFacts
@@ -55,7 +54,7 @@ class _Written:
 
 
 def parse_entry(data: Mapping[str, object], where: str) -> Entry:
-    """Check the data of one model and build its entry; ``where`` is put before every error."""
+    """Check the data of one model and return its entry; ``where`` precedes every error."""
     top = Table(data, f"{where}: ")
     model = top.take("model", text)
     aliases = top.take("aliases", list_of(text), ())
@@ -72,7 +71,7 @@ def parse_entry(data: Mapping[str, object], where: str) -> Entry:
     top.finish()
 
     known = _placements_known(written, confidence, top.path)
-    # Without starts, the rest is still checked: as if every profile could start at 0.
+    # Without starts, check the rest as if every profile could start at 0.
     profiles = tuple(w.profile((0,) if w.starts is None else w.starts) for w in written)
     try:
         geometry = Geometry(model, slices, compute, profiles, memory_gb, budgets)
@@ -121,7 +120,7 @@ def _profile(value: object, path: str) -> _Written:
 
 
 def _named(value: object, path: str) -> str:
-    """The path with the profile's name, by which a person finds it sooner than by number."""
+    """Append the profile's name to the path, which is easier to find than its number."""
     name = value.get("name") if isinstance(value, Mapping) else None
     if isinstance(name, str) and 0 < len(name) <= 40 and name.isprintable():
         return f"{path} ({name})"
@@ -177,7 +176,7 @@ def _level(value: object, path: str) -> Level:
 def _placements_known(
     written: tuple[_Written, ...], confidence: Confidence | None, path: str
 ) -> bool:
-    """Whether the file says where profiles may start; leaving it out must be on purpose."""
+    """Return whether the file has starts; a file without them must declare them unknown."""
     unknown = confidence is not None and confidence.placements is Level.UNKNOWN
     for w in written:
         if not unknown and w.starts is None:
@@ -191,10 +190,10 @@ def _placements_known(
 
 
 def _check_variants(profiles: tuple[Profile, ...], paths: list[str]) -> None:
-    """Refuse a variant that does not share its plain profile's windows.
+    """Reject a variant with other windows than its plain profile.
 
-    Fragmentation leaves variants out because their plain profile stands for them, which only
-    holds where both take the same windows.
+    The fragmentation score counts the plain profile only, which is right if both have the same
+    windows.
     """
     by_name = {profile.name: profile for profile in profiles}
     for profile, path in zip(profiles, paths, strict=True):

@@ -1,4 +1,4 @@
-"""`slicewise agent`: the node agent, and a look at what the driver of this machine offers."""
+"""`slicewise agent`: the node agent, and discovery of what this machine's driver offers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def agent(
         typer.Option(
             envvar="SLICEWISE_SERVER",
             metavar="URL",
-            help="The service; several processes of it with commas between.",
+            help="The service; separate several addresses with commas.",
         ),
     ] = None,
     token_file: Annotated[
@@ -28,37 +28,37 @@ def agent(
             envvar="SLICEWISE_TOKEN_FILE", metavar="FILE", help="File with this node's token."
         ),
     ] = None,
-    state: Annotated[Path, typer.Option(metavar="DIR", help="Folder for its records.")] = _STATE,
+    state: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder for the agent's records.")
+    ] = _STATE,
     cdi: Annotated[Path, typer.Option(metavar="DIR", help="Folder for CDI specifications.")] = _CDI,
     enable_mig: Annotated[
         list[str] | None,
-        typer.Option(metavar="UUID", help="Switch MIG mode on for this GPU; may be repeated."),
+        typer.Option(metavar="UUID", help="Enable MIG mode on this GPU; may be repeated."),
     ] = None,
     ca: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Certificates the service's is checked against."),
+        typer.Option(metavar="FILE", help="CA certificates to verify the service with."),
     ] = None,
     ignore_manager: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME", help="Work although this other MIG manager is here; may be repeated."
-        ),
+        typer.Option(metavar="NAME", help="Run beside this other MIG manager; may be repeated."),
     ] = None,
     json_logs: Annotated[bool, typer.Option("--json-logs", help="Log lines as JSON.")] = False,
     discover: Annotated[
-        bool, typer.Option("--discover", help="Print what the driver offers, and change nothing.")
+        bool, typer.Option("--discover", help="Print what the driver offers; change nothing.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="With --discover: print JSON.")] = False,
 ) -> None:
-    """Make the MIG instances of this node as the scheduler decides."""
-    from slicewise.agent.__main__ import look, start
+    """Run the node agent: create and destroy MIG instances as the scheduler decides."""
+    from slicewise.agent.__main__ import run_agent, run_discovery
 
     if discover:
-        typer.echo(look(json), nl=False)
+        typer.echo(run_discovery(json), nl=False)
         return
     if json:
-        raise SlicewiseError("--json goes with --discover")
-    status = start(
+        raise SlicewiseError("--json requires --discover")
+    status = run_agent(
         server, token_file, state, cdi, enable_mig or (), ca, ignore_manager or (), json_logs
     )
     raise typer.Exit(status)

@@ -1,4 +1,4 @@
-"""`slicewise submit`, `release`, `ls`, `show`, `explain`, `queue`: allocations of a service."""
+"""`slicewise submit`, `release`, `ls`, `show`, `explain` and `queue`: commands on allocations."""
 
 from __future__ import annotations
 
@@ -11,25 +11,23 @@ import typer
 
 from slicewise.cli import completion
 from slicewise.cli.connection import DEFAULT_SERVER, Server, TokenFile, connect
-from slicewise.cli.options import AsJson
-from slicewise.cli.telling import (
-    clean,
+from slicewise.cli.formatting import (
     ending,
-    fold,
+    facts,
     pairs,
     place,
     print_columns,
-    say,
+    print_result,
     short,
     show_json,
     wanted,
 )
+from slicewise.cli.options import AsJson
 from slicewise.core.errors import SlicewiseError
 from slicewise.core.request import Need
 
 if TYPE_CHECKING:
-    from slicewise.control.reports import Cost, DryRun
-    from slicewise.control.wire import AllocationView
+    from slicewise.api.allocations import AllocationView, Cost, DryRun
 
 Want = Annotated[
     str | None,
@@ -40,9 +38,9 @@ Want = Annotated[
     ),
 ]
 Compute = Annotated[
-    int | None, typer.Option(metavar="N", help="Need: at least so many compute slices.")
+    int | None, typer.Option(metavar="N", help="Need: minimum number of compute slices.")
 ]
-Memory = Annotated[float | None, typer.Option(metavar="GB", help="Need: at least so much memory.")]
+Memory = Annotated[float | None, typer.Option(metavar="GB", help="Need: minimum memory.")]
 Models = Annotated[
     list[str] | None,
     typer.Option(
@@ -52,13 +50,13 @@ Models = Annotated[
         autocompletion=completion.models,
     ),
 ]
-Count = Annotated[int, typer.Option(metavar="N", help="So many instances, all or none.")]
+Count = Annotated[int, typer.Option(metavar="N", help="Number of instances, all or none.")]
 ForTenant = Annotated[
     str | None,
     typer.Option(
         "--tenant",
         metavar="NAME",
-        help="For this tenant; a tenant's own token is for that one.",
+        help="For this tenant; a tenant's token implies it.",
         autocompletion=completion.tenants,
     ),
 ]
@@ -87,29 +85,31 @@ def submit(
     model: Models = None,
     count: Count = 1,
     wait: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Wait in the queue for so long.")
+        float, typer.Option(metavar="SECONDS", help="How long to wait in the queue.")
     ] = 0,
     until_placed: Annotated[
-        bool, typer.Option("--until-placed", help="Come back when it waits no more.")
+        bool, typer.Option("--until-placed", help="Block until it leaves the queue.")
     ] = False,
     until_active: Annotated[
-        bool, typer.Option("--until-active", help="Come back when it can be used.")
+        bool, typer.Option("--until-active", help="Block until it can be used.")
     ] = False,
     lease: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="End by itself after so long.")
+        float | None, typer.Option(metavar="SECONDS", help="Release automatically after this time.")
     ] = None,
     priority: Annotated[int, typer.Option(metavar="N", help="In the queue: higher first.")] = 0,
     label: Label = None,
     tenant: ForTenant = None,
     key: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="Idempotency key: the same key, the same allocation."),
+        typer.Option(
+            metavar="TEXT", help="Idempotency key: the same key returns the same allocation."
+        ),
     ] = None,
     server: Server = DEFAULT_SERVER,
     token_file: TokenFile = None,
     json: AsJson = False,
 ) -> None:
-    """Ask a service for an instance; exits with 1 when it is rejected."""
+    """Request an instance; exit with 1 if the request is rejected."""
     want, labels = _want(profile, compute, memory), parse_labels(label)
     with connect(server, token_file) as client:
         from slicewise.client import RejectedError
@@ -136,15 +136,15 @@ def submit(
             allocation = client.wait_until_placed(allocation.id)
         if until_active:
             allocation = client.wait_until_active(allocation.id)
-    say(allocation, json, "\n".join(_outcome(allocation)))
+    print_result(allocation, json, "\n".join(_outcome(allocation)))
     if allocation.state in ("cancelled", "failed"):
         raise typer.Exit(1)
 
 
 def _outcome(one: AllocationView) -> Iterator[str]:
-    """What became of a request: a line, or one for each instance."""
+    """Yield the outcome of a request: one line, or one per instance."""
     if one.waiting is not None:
-        yield f"{one.id} waits, number {one.waiting.position} in the queue: {one.waiting.detail}"
+        yield f"{one.id} is number {one.waiting.position} in the queue: {one.waiting.detail}"
     elif one.ended_at is None:
         for part in one.instances:
             yield f"{one.id} {place(part)}{f', {part.env}' if part.env else ''}"
@@ -163,7 +163,7 @@ def release(
     token_file: TokenFile = None,
     json: AsJson = False,
 ) -> None:
-    """End allocations of a service, or take them out of its queue."""
+    """Release allocations, or remove them from the queue."""
     ended: list[AllocationView] = []
     problems: list[str] = []
     try:
@@ -177,7 +177,7 @@ def release(
                     if error.status != 404:
                         raise
                     problems.append(str(error))
-    finally:  # what was done is told, whatever became of the rest
+    finally:  # report what was released even if a later one failed
         if json:
             show_json(ended)
         else:
@@ -206,12 +206,12 @@ def ls(
         typer.Option(metavar="NAME", help="Of this tenant.", autocompletion=completion.tenants),
     ] = None,
     label: Label = None,
-    limit: Annotated[int, typer.Option(metavar="N", help="No more than so many.")] = 1000,
+    limit: Annotated[int, typer.Option(metavar="N", help="Maximum number to list.")] = 1000,
     server: Server = DEFAULT_SERVER,
     token_file: TokenFile = None,
     json: AsJson = False,
 ) -> None:
-    """List the allocations of a service: those that live, unless a state is named."""
+    """List allocations: the live ones, unless --state is given."""
     if limit < 1:
         raise SlicewiseError(f"limit must be at least 1, not {limit}")
     labels = parse_labels(label)
@@ -225,7 +225,7 @@ def ls(
         show_json(shown)
     else:
         print_columns(
-            ("Allocation", "State", "Tenant", "Profile", "Node", "GPU", "At", "Since"),
+            ("Allocation", "State", "Tenant", "Profile", "Node", "GPU", "Start", "Since"),
             [row for one in shown for row in _rows(one)],
             "no allocations",
         )
@@ -245,7 +245,7 @@ def _rows(one: AllocationView) -> Iterator[tuple[str, ...]]:
 def queue(
     server: Server = DEFAULT_SERVER, token_file: TokenFile = None, json: AsJson = False
 ) -> None:
-    """Show who waits for room in a service, in order."""
+    """List the queued requests, in order."""
     with connect(server, token_file) as client:
         waiting = list(client.queue())
     if json:
@@ -263,8 +263,8 @@ def queue(
         )
         for number, one in enumerate(waiting, 1)
     ]
-    header = ("#", "Allocation", "Tenant", "Priority", "Since", "Until", "Wants")
-    print_columns(header, rows, "nobody waits")
+    header = ("#", "Allocation", "Tenant", "Priority", "Since", "Until", "Request")
+    print_columns(header, rows, "the queue is empty")
 
 
 def show(
@@ -276,24 +276,23 @@ def show(
     token_file: TokenFile = None,
     json: AsJson = False,
 ) -> None:
-    """Show one allocation of a service, living or ended."""
+    """Show one allocation, live or ended."""
     with connect(server, token_file) as client:
         one = client.allocation(identity)
-    facts = (fold(f"{name:<11}{clean(value)}", 11) for name, value in _facts(one) if value)
-    say(one, json, "\n".join(facts))
+    print_result(one, json, facts(_facts(one)))
 
 
 def _facts(one: AllocationView) -> Iterator[tuple[str, str | None]]:
-    """What there is to say about an allocation; what is empty goes unsaid."""
+    """Yield the fields of an allocation."""
     yield "allocation", one.id
     yield "state", ending(one)
     yield "tenant", one.tenant
-    yield "wants", wanted(one)
+    yield "request", wanted(one)
     yield "priority", str(one.priority) if one.priority else None
     yield "labels", pairs(one.labels)
     yield "requested", one.requested_at
     if one.waiting is not None:
-        yield "waits", f"number {one.waiting.position} in the queue: {one.waiting.detail}"
+        yield "waiting", f"number {one.waiting.position} in the queue: {one.waiting.detail}"
         yield "until", one.waiting.deadline
     yield "placed", one.placed_at
     for part in one.instances:
@@ -301,11 +300,11 @@ def _facts(one: AllocationView) -> Iterator[tuple[str, str | None]]:
         tried = f", tried {part.attempts} times" if part.attempts else ""
         why = f": {part.detail}" if part.detail else ""
         yield "instance", f"{place(part)} ({part.model}){phase}{tried}{why}"
-        yield "use it by", part.env
-        yield "or as CDI", part.cdi
+        yield "use with", part.env
+        yield "CDI device", part.cdi
     yield "lease ends", one.ends_at
     yield "ended", one.ended_at
-    yield "because", one.detail
+    yield "reason", one.detail
 
 
 def explain(
@@ -318,7 +317,7 @@ def explain(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Also say where this policy would go; may be repeated.",
+            help="Also show this policy's choice; may be repeated.",
             autocompletion=completion.policies,
         ),
     ] = None,
@@ -327,7 +326,7 @@ def explain(
     token_file: TokenFile = None,
     json: AsJson = False,
 ) -> None:
-    """Say where a request would go now, what that costs, and why other places lose."""
+    """Explain where a request would be placed, at what cost, and why not elsewhere."""
     want = _want(profile, compute, memory)
     with connect(server, token_file) as client:
         found = client.dry_run(
@@ -348,8 +347,8 @@ def _print_dry_run(found: DryRun) -> None:
     if found.cost is not None:
         typer.echo(f"  by {found.policy}, at the cost of {_cost(found.cost)}")
     if found.ahead:
-        who = "request waits and is" if found.ahead == 1 else "requests wait and are"
-        typer.echo(f"  {found.ahead} {who} served first")
+        who = "request is" if found.ahead == 1 else "requests are"
+        typer.echo(f"  {found.ahead} waiting {who} served first")
     if found.alternatives:
         rows = [
             (
@@ -364,18 +363,19 @@ def _print_dry_run(found: DryRun) -> None:
             for other in found.alternatives
         ]
         typer.echo()
-        print_columns(("Instead", "Slices", "At", "F", "Lost", "Alike", "Why not"), rows)
+        header = ("Alternative", "Slices", "Start", "F", "Lost", "Alike", "Why not")
+        print_columns(header, rows)
     if found.policies:
         typer.echo()
         print_columns(
-            ("Policy", "Would go to"),
+            ("Policy", "Placement"),
             [
                 (
                     choice.policy,
                     f"{choice.spot.node} GPU {choice.spot.gpu} at slice {choice.spot.start}, "
                     f"{_cost(choice.cost)}"
                     if choice.spot is not None and choice.cost is not None
-                    else f"nowhere: {choice.detail}",
+                    else f"none: {choice.detail}",
                 )
                 for choice in found.policies
             ],
@@ -397,7 +397,7 @@ def _want(profile: str | None, compute: int | None, memory: float | None) -> str
 
 
 def parse_labels(given: list[str] | None) -> dict[str, str]:
-    """Labels written as KEY=VALUE."""
+    """Parse labels of the form KEY=VALUE."""
     labels: dict[str, str] = {}
     for text in given or ():
         key, equals, value = text.partition("=")

@@ -1,4 +1,4 @@
-"""`slicewise audit`: the journal for those who audit it."""
+"""`slicewise audit`: export the journal."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from slicewise.cli.store import Archive, Data, Database, OwnBackup, opened
+from slicewise.cli.options import command_group
+from slicewise.cli.store import Archive, BackupToRead, Data, Database, open_source
 from slicewise.core.errors import SlicewiseError
 
 if TYPE_CHECKING:
     from slicewise.store.contents import Contents, StoredRow
 
-_CONTEXT: Any = {"help_option_names": ["-h", "--help"]}
-audit = typer.Typer(context_settings=_CONTEXT, rich_markup_mode=None, add_completion=False)
+audit = command_group()
 
 
 @audit.callback()
 def _group() -> None:
-    """The journal for those who audit it."""
+    """Export the journal for an audit."""
 
 
 @audit.command()
@@ -32,20 +32,20 @@ def export(
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The file to write.")],
     since: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="From then on, such as 2026-01-31 or 2026-01-31T12:00."),
+        typer.Option(
+            metavar="TIME", help="First time to include, such as 2026-01-31 or 2026-01-31T12:00."
+        ),
     ] = None,
-    until: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Up to then, which is not included.")
-    ] = None,
+    until: Annotated[str | None, typer.Option(metavar="TIME", help="Time to stop before.")] = None,
     data: Data = None,
     database: Database = None,
-    backup: OwnBackup = None,
+    backup: BackupToRead = None,
     archive: Archive = None,
 ) -> None:
-    """Write entries of the journal as JSON lines, with the digests that chain them together."""
+    """Write journal entries as JSON lines, with the digests that chain them."""
     first, end = _moment("since", since), _moment("until", until)
     with ExitStack() as stack:
-        contents = stack.enter_context(opened(data, database, backup, archive))
+        contents = stack.enter_context(open_source(data, database, backup, archive))
         count = _write(contents, out, first, end)
     typer.echo(f"{out}: {count} entries of the journal")
 
@@ -53,8 +53,8 @@ def export(
 def _write(contents: Contents, out: Path, first: float | None, end: float | None) -> int:
     from slicewise.store.archive import write_lines
 
-    for _ in chain(contents.images(), contents.answers()):
-        pass  # they come before the entries
+    for _ in chain(contents.snapshots(), contents.answers()):
+        pass  # a backup file holds them before the entries
     base, digest = contents.head.base, contents.head.base_chain
     rows: Iterator[StoredRow] = contents.rows()
     chosen: list[StoredRow] = []

@@ -1,4 +1,4 @@
-"""`slicewise bench`: how long a decision takes, however many GPUs there are."""
+"""`slicewise bench`: measure the time of a decision by cluster size."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from slicewise.cli.output import Row, as_json, prepare_files
 from slicewise.cli.progress import progress
 from slicewise.cli.tables import print_table
 from slicewise.core.errors import SlicewiseError
+from slicewise.lab.mix import parse_mix
 from slicewise.policies.base import TablePolicy
-from slicewise.sim.mix import parse_mix
 
 SIZES = (100, 1_000, 10_000, 100_000, 1_000_000)
 LOAD = 0.85
@@ -26,12 +26,12 @@ LOAD = 0.85
 def bench(
     policy: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A policy; several may be given (default: mfi)."),
+        typer.Option(metavar="NAME", help="A policy; may be repeated (default: mfi)."),
     ] = None,
     gpus: Annotated[
         list[int] | None,
         typer.Option(
-            metavar="N", help="A cluster size; several may be given (default: 100 to a million)."
+            metavar="N", help="A cluster size; may be repeated (default: 100 to a million)."
         ),
     ] = None,
     full: Annotated[
@@ -41,7 +41,7 @@ def bench(
     plot: PlotFile = None,
 ) -> None:
     """Time decisions at 85% sustained load: engine, compiled, and the paper's scan beside them."""
-    from slicewise.sim.bench import Plan, benchmark
+    from slicewise.lab.bench import Plan, benchmark
 
     names = policy or (_ALL if full else ["mfi"])
     policies = []
@@ -60,8 +60,8 @@ def bench(
     with progress(len(sizes) * len(policies), "measurements") as tick:
         decisions, memory = benchmark(mix, policies, sizes, LOAD, plan, tick)
     if plot is not None:
-        from slicewise.figures.save import save_as
-        from slicewise.figures.scaling import scaling_curves
+        from slicewise.lab.figures.curves import scaling_curves
+        from slicewise.lab.figures.save import save_as
 
         save_as(scaling_curves(decisions), plot)
     if json:
@@ -115,7 +115,7 @@ def _print(decisions: Sequence[Row], memory: Sequence[Row]) -> None:
 
 
 _CAPTION = (
-    "time of a decision and a release at 85% load; states looked at per decision (compiled); "
+    "time of a decision and a release at 85% load; states examined per decision (compiled); "
     "the paper's scan of all GPUs as a multiple of the compiled time, in the same run"
 )
 

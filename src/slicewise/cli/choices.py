@@ -1,4 +1,4 @@
-"""What options name: GPU models, policies and distributions, looked up."""
+"""Look up the GPU models, policies and distributions that options name."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from slicewise.catalog import Catalog, Entry, load_entry, load_file
 from slicewise.cli.options import DEFAULT_MODEL
 from slicewise.core.errors import SlicewiseError
 from slicewise.core.geometry import Geometry
+from slicewise.lab.mix import Mix, parse_mix
 from slicewise.policies.base import Policy
 from slicewise.policies.registry import check_different, policy
-from slicewise.sim.mix import Mix, parse_mix
 
 
 def catalog_with(files: list[Path] | None) -> Catalog:
@@ -22,7 +22,7 @@ def catalog_with(files: list[Path] | None) -> Catalog:
 
 
 def chosen_geometry(model: str | None, files: list[Path] | None) -> Geometry:
-    """The model named, or the one the last file describes, or the default."""
+    """The named model, or that of the last file, or the default."""
     if model is None:
         model = load_file(files[-1]).model if files else DEFAULT_MODEL
     return chosen_entry(model, files).require()
@@ -34,14 +34,14 @@ def chosen_entry(model: str, files: list[Path] | None) -> Entry:
 
 
 def chosen_policies(names: list[str]) -> tuple[Policy, ...]:
-    """Policies given one an option, or several with commas between."""
+    """Policies, one per option or separated by commas."""
     policies = tuple(policy(name.strip()) for given in names for name in given.split(","))
     check_different(policies)
     return policies
 
 
 def chosen_mixes(names: list[str], geometry: Geometry) -> tuple[Mix, ...]:
-    """Distributions, one an option."""
+    """Distributions, one per option."""
     for name in names:
         if names.count(name) > 1:
             raise SlicewiseError(f"distribution {name!r} is named twice")

@@ -1,10 +1,10 @@
-"""A cluster written down as JSON: nodes with their GPUs, and the instances on them.
+"""A cluster as a JSON file: nodes with their GPUs, and the instances on them.
 
     {"nodes": [{"name": "a", "model": "A100-80GB", "gpus": 2}],
      "instances": [{"node": "a", "gpu": 0, "profile": "1g.10gb", "start": 6, "pinned": true}]}
 
 GPUs are counted from 0 on each node. A node may be ``"drained": true``; an instance may have a
-``"name"``. Whatever is wrong is answered with one line that says where.
+``"name"``. An error is one line with its position in the document.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from slicewise.core.errors import SlicewiseError
 from slicewise.core.geometry import Geometry
 
 MAX_GPUS = 10_000_000
-"""Beyond this a number of GPUs is a mistake, and would not fit in memory."""
+"""A larger number is a mistake, and would not fit in memory."""
 
 _Kind = TypeVar("_Kind", str, int, bool)
 
 
 @dataclass
 class ClusterFile:
-    """A cluster, and what the file says about its instances, by their ids."""
+    """A cluster, with the pinned instances and the names of instances, by instance id."""
 
     cluster: Cluster = field(default_factory=Cluster)
     pinned: set[int] = field(default_factory=set)
     names: dict[int, str] = field(default_factory=dict)
 
     def place(self, gpu: int) -> str:
-        """What a GPU is called: its node, and its number there."""
+        """The name of a GPU: its node and its index there."""
         node = self.cluster.node_of(gpu)
         return f"{node.name}/{gpu - node.gpus.start}"
 
 
 def read_cluster(source: Path, geometries: list[Path] | None) -> ClusterFile:
-    """Read a cluster from a file, or from standard input when it is called ``-``."""
+    """Read a cluster from a file, or from standard input for ``-``."""
     label = "standard input" if str(source) == "-" else str(source)
     if str(source) == "-" and sys.stdin is None:
         raise SlicewiseError(f"{label}: cannot be read: it is closed")
     try:
-        # Some editors put a mark in front, which is no part of the text.
+        # utf-8-sig removes the byte order mark that some editors write.
         text = sys.stdin.read() if str(source) == "-" else source.read_text(encoding="utf-8-sig")
         document = json.loads(text, object_pairs_hook=_Pairs)
     except OSError as error:
@@ -61,7 +61,7 @@ def read_cluster(source: Path, geometries: list[Path] | None) -> ClusterFile:
 
 
 class _Pairs(dict[str, object]):
-    """A JSON object that knows which key was written twice: JSON itself takes the last."""
+    """A JSON object that records a duplicate key; the json module silently uses the last."""
 
     def __init__(self, pairs: list[tuple[str, object]]) -> None:
         super().__init__(pairs)
@@ -70,7 +70,7 @@ class _Pairs(dict[str, object]):
 
 
 class _Reader:
-    """Builds a cluster from a document, entry by entry."""
+    """Builds a cluster from a document."""
 
     def __init__(self, geometries: list[Path] | None) -> None:
         self._files = geometries
@@ -78,7 +78,7 @@ class _Reader:
         self._read = ClusterFile()
 
     def read(self, document: object) -> ClusterFile:
-        """The whole document."""
+        """Read the whole document."""
         top = _object(document, "the document", {"nodes", "instances"})
         drained = [self._node(*entry) for entry in _entries(top, "nodes")]
         for where, entry in _entries(top, "instances"):
@@ -88,11 +88,11 @@ class _Reader:
                 known = str(error).startswith(where)
                 raise SlicewiseError(str(error) if known else f"{where}: {error}") from None
         for name in filter(None, drained):
-            self._read.cluster.drain(name)  # only now, since nothing can be placed there any more
+            self._read.cluster.drain(name)  # last: a drained node accepts no instances
         return self._read
 
     def _node(self, where: str, entry: object) -> str | None:
-        """Add a node; returns its name if it is to be drained."""
+        """Add a node; return its name if it must be drained."""
         node = _object(entry, where, {"name", "model", "gpus", "drained"})
         name = _value(node, where, "name", str)
         model = _value(node, where, "model", str)
@@ -101,14 +101,14 @@ class _Reader:
             raise SlicewiseError(f"{where}.gpus: {gpus} is not in 1..{MAX_GPUS} in all")
         if model not in self._models:
             self._models[model] = chosen_entry(model, self._files).require()
-        # Aliases of one model lead to one geometry.
+        # Aliases of a model share one geometry.
         geometry = self._models[model]
         same = next((g for g in self._read.cluster.models if g.model == geometry.model), geometry)
         self._read.cluster.add_node(name, same, gpus)
         return name if _value(node, where, "drained", bool, False) else None
 
     def _instance(self, where: str, entry: object) -> None:
-        """Place an instance where the file says it is."""
+        """Place an instance."""
         keys = {"node", "gpu", "profile", "start", "pinned", "name"}
         instance = _object(entry, where, keys)
         node = self._read.cluster.node(_value(instance, where, "node", str))
@@ -130,7 +130,7 @@ class _Reader:
 
 
 def _entries(top: dict[str, object], key: str) -> list[tuple[str, object]]:
-    """A list of the document, each entry with its place in it."""
+    """The entries of a list, each with its position in the document."""
     found = top.get(key, [])
     if not isinstance(found, list):
         raise SlicewiseError(f"{key}: must be a list")
@@ -138,7 +138,7 @@ def _entries(top: dict[str, object], key: str) -> list[tuple[str, object]]:
 
 
 def _object(value: object, where: str, keys: set[str]) -> dict[str, object]:
-    """A JSON object with no other keys than these."""
+    """Check that a value is an object with only these keys."""
     if not isinstance(value, _Pairs):
         raise SlicewiseError(f"{where}: must be an object")
     if value.twice is not None:
@@ -152,11 +152,11 @@ def _object(value: object, where: str, keys: set[str]) -> dict[str, object]:
 def _value(
     entry: dict[str, object], where: str, key: str, kind: type[_Kind], default: _Kind | None = None
 ) -> _Kind:
-    """A value of the right kind; without a default it must be there."""
+    """The value of a key, of this type; a key without a default is required."""
     value = entry.get(key, default)
     if value is None:
         raise SlicewiseError(f"{where}: {key!r} is missing")
-    # In Python a truth value is a number; in JSON it is not.
+    # A bool is an int in Python, but not in JSON.
     if not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool):
         words = {str: "text", int: "a whole number", bool: "true or false"}
         raise SlicewiseError(f"{where}.{key}: must be {words[kind]}, not {json.dumps(value)}")

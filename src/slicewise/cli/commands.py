@@ -1,7 +1,6 @@
-"""The commands by the module that has them; a module is imported when one of its commands is used.
+"""The table of commands. A module is imported when one of its commands is used.
 
-Most commands talk to a service and start in a moment. Those of the laboratory need NumPy and more,
-and only those who run them should wait for that.
+Commands that talk to a service start fast; those of the lab import NumPy and more.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import typer
 from typer.core import TyperCommand
 
 _COMMANDS = {
-    "geometry_command": {
+    "geometry": {
         "geometry": "List every GPU model, or draw the slice map of one with every profile's legal "
         "starts.",
     },
@@ -30,18 +29,16 @@ _COMMANDS = {
         "simulate": "Compare policies on the same arrivals, with 95% intervals over the runs.",
     },
     "sweep": {
-        "sweep": "Run every combination of an experiment file; what is finished already is not run "
-        "again.",
+        "sweep": "Run every combination of an experiment file; finished runs are not repeated.",
     },
     "plan": {
-        "plan": "Find the smallest cluster for a demand under each policy, and what choosing one "
-        "saves.",
+        "plan": "Find the smallest cluster for a demand under each policy, and the GPUs saved.",
     },
     "replay": {
         "replay": "Compare policies on the requests of a recorded trace.",
     },
     "reproduce": {
-        "reproduce": "Run the published experiment and hold our figures against the paper's.",
+        "reproduce": "Run the published experiment and compare our figures with the paper's.",
     },
     "defrag": {
         "defrag": "Plan moves of instances to other GPUs or slices; nothing is moved.",
@@ -55,60 +52,52 @@ _COMMANDS = {
         "SLICEWISE_*.",
     },
     "agent": {
-        "agent": "Make the MIG instances of this node as the scheduler decides.",
+        "agent": "Run the node agent: create and destroy MIG instances as the scheduler decides.",
     },
     "k8s": {
-        "k8s": "Give the pods of a Kubernetes cluster their slices, until interrupted.",
+        "k8s": "Run the Kubernetes controller: allocate slices to pods until interrupted.",
     },
     "store": {
-        "backup": "Write everything the service keeps to one file; the service may go on "
-        "meanwhile.",
-        "restore": "Bring a backup into an empty folder or database, all of it or nothing.",
-        "verify": "Work out from the journal whether everything is as it must be; exit 1 if it is "
-        "not.",
+        "backup": "Write the contents of a store to one file.",
+        "restore": "Restore a backup into an empty folder or database, completely or not at all.",
+        "verify": "Check the stored state against the journal; exit with 1 if they differ.",
     },
     "demo": {
-        "demo": "Start a service to look at: five nodes that do not exist, three tenants, live "
-        "traffic.",
+        "demo": "Start a demo service: five simulated nodes, three tenants, live traffic.",
     },
     "allocations": {
-        "submit": "Ask a service for an instance; exits with 1 when it is rejected.",
-        "release": "End allocations of a service, or take them out of its queue.",
-        "ls": "List the allocations of a service: those that live, unless a state is named.",
-        "show": "Show one allocation of a service, living or ended.",
-        "explain": "Say where a request would go now, what that costs, and why other places lose.",
-        "queue": "Show who waits for room in a service, in order.",
+        "submit": "Request an instance; exit with 1 if the request is rejected.",
+        "release": "Release allocations, or remove them from the queue.",
+        "ls": "List allocations: the live ones, unless --state is given.",
+        "show": "Show one allocation, live or ended.",
+        "explain": "Explain where a request would be placed, at what cost, and why not elsewhere.",
+        "queue": "List the queued requests, in order.",
     },
     "events": {
-        "events": "Show what happens in a service as it happens; a broken connection is taken up "
-        "again.",
+        "events": "Stream events as they happen; reconnect when the connection breaks.",
     },
     "top": {
-        "top": "Watch a service: its GPUs slice by slice, what is left, who waits, how fast it "
-        "goes.",
+        "top": "Watch a service: GPUs slice by slice, free capacity, queue and rates.",
     },
     "nodes": {
-        "nodes": "List the nodes of a service; or look at one, add, cordon, drain and remove them.",
+        "nodes": "List nodes; or show, add, cordon, drain and remove them.",
     },
-    "estate": {
-        "tenants": "List the tenants of a service, what they hold of what they may; or change "
-        "them.",
-        "tokens": "List the tokens of a service, without their secrets; or issue, rotate and "
-        "revoke them.",
+    "tenants": {
+        "tenants": "List tenants with their usage and quotas; or add, change and remove them.",
+        "tokens": "List tokens, without their secrets; or issue, rotate and revoke them.",
     },
     "clock": {
-        "clock": "Show service time, by which leases end, and the wall clock; or accept a step.",
+        "clock": "Show service time, which leases follow, and the wall clock; or accept a step.",
     },
     "audit": {
-        "audit": "The journal for those who audit it.",
+        "audit": "Export the journal for an audit.",
     },
 }
-"""Modules of this package, their commands and what the list of commands says of each: the first
-sentence of its help, which a test compares."""
+"""By module: its commands and summaries, which a test compares with their help texts."""
 
 
 class LazyCommand(TyperCommand):
-    """A name and a summary; the command itself is loaded when arguments are to be parsed."""
+    """A name and a summary; the command itself is loaded when its arguments are parsed."""
 
     def __init__(self, name: str, module: str, summary: str) -> None:
         super().__init__(name, help=summary, rich_markup_mode=None)
@@ -128,7 +117,7 @@ class LazyCommand(TyperCommand):
     def make_context(
         self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
     ) -> Any:
-        """The context of the command itself: it is what parses, runs, helps and completes."""
+        """Return the context of the loaded command, which parses, runs, helps and completes."""
         return self.loaded.make_context(info_name, args, parent, **extra)
 
 

@@ -1,7 +1,6 @@
-"""What the shell offers to complete: names that are known here, and those a service tells.
+"""Shell completion: names from the catalog and from the service.
 
-Commands name these functions in their options; only the shell calls them, and then they import
-what they need.
+Only the shell calls these functions, so they import lazily.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from slicewise.client import Client
 
 _MOST = 100
-"""Names to offer; more would help nobody."""
+"""Maximum number of names to offer."""
 
 
 def models(incomplete: str) -> list[str]:
@@ -27,7 +26,7 @@ def models(incomplete: str) -> list[str]:
     from slicewise.catalog import Catalog
 
     names = (entry.model for entry in Catalog.builtin().entries() if entry.geometry is not None)
-    return _beginning(incomplete, names)
+    return _matching(incomplete, names)
 
 
 def profiles(incomplete: str) -> list[str]:
@@ -35,7 +34,7 @@ def profiles(incomplete: str) -> list[str]:
     from slicewise.catalog import Catalog
 
     geometries = (entry.geometry for entry in Catalog.builtin().entries())
-    return _beginning(
+    return _matching(
         incomplete,
         dict.fromkeys(p.name for geometry in geometries if geometry for p in geometry.profiles),
     )
@@ -45,30 +44,30 @@ def policies(incomplete: str) -> list[str]:
     """The policies."""
     from slicewise.policies.registry import policy_names
 
-    return _beginning(incomplete, policy_names())
+    return _matching(incomplete, policy_names())
 
 
 def allocations(context: typer.Context, incomplete: str) -> list[str]:
-    """The allocations that live."""
-    return _asked(context, incomplete, lambda client: (one.id for one in client.allocations()))
+    """The live allocations."""
+    return _query(context, incomplete, lambda client: (one.id for one in client.allocations()))
 
 
 def nodes(context: typer.Context, incomplete: str) -> list[str]:
     """The nodes."""
-    return _asked(context, incomplete, lambda client: (node.name for node in client.nodes()))
+    return _query(context, incomplete, lambda client: (node.name for node in client.nodes()))
 
 
 def tenants(context: typer.Context, incomplete: str) -> list[str]:
     """The tenants."""
-    return _asked(context, incomplete, lambda client: (one.name for one in client.tenants()))
+    return _query(context, incomplete, lambda client: (one.name for one in client.tenants()))
 
 
 def tokens(context: typer.Context, incomplete: str) -> list[str]:
     """The tokens."""
-    return _asked(context, incomplete, lambda client: (one.id for one in client.tokens()))
+    return _query(context, incomplete, lambda client: (one.id for one in client.tokens()))
 
 
-def _beginning(incomplete: str, names: Iterable[str]) -> list[str]:
+def _matching(incomplete: str, names: Iterable[str]) -> list[str]:
     found: list[str] = []
     for name in names:
         if name.startswith(incomplete):
@@ -78,10 +77,10 @@ def _beginning(incomplete: str, names: Iterable[str]) -> list[str]:
     return found
 
 
-def _asked(
+def _query(
     context: typer.Context, incomplete: str, names: Callable[[Client], Iterable[str]]
 ) -> list[str]:
-    """What the service tells; nothing where it cannot be asked, for nobody could read why."""
+    """Query the service; return nothing on error, because completion cannot show one."""
     file = context.params.get("token_file")
     try:
         with connect(
@@ -89,6 +88,6 @@ def _asked(
             None if file is None else Path(file),
             patience=0,
         ) as client:
-            return _beginning(incomplete, names(client))
+            return _matching(incomplete, names(client))
     except SlicewiseError:
         return []

@@ -1,4 +1,4 @@
-"""How the commands that talk to a service find it, and prove who they are."""
+"""How commands connect to a service: address, token, and advice on errors."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 DEFAULT_SERVER = "http://127.0.0.1:8080"
 PATIENCE = 3.0
-"""Seconds to go on trying: long enough for a restart, short enough for somebody who waits."""
+"""Seconds to retry: long enough for a restart, short enough for a person at a terminal."""
 
 Server = Annotated[
     str,
     typer.Option(
         envvar="SLICEWISE_SERVER",
         metavar="URL",
-        help="The service; several processes of it with commas between.",
+        help="The service; separate several addresses with commas.",
     ),
 ]
 TokenFile = Annotated[
@@ -40,7 +40,7 @@ TokenFile = Annotated[
 
 @contextmanager
 def service_packages(what: str) -> Iterator[None]:
-    """Say so, if the packages are missing that this needs."""
+    """Report missing packages of an extra as one line."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -50,16 +50,16 @@ def service_packages(what: str) -> Iterator[None]:
 
 
 def _without_httpx_command() -> None:
-    """Spare httpx its own command line: with it come click, Rich and Pygments, a third of a start.
+    """Keep httpx from importing its command line with click and Rich: a third of a start.
 
-    A module that is None cannot be imported, and httpx goes on without, as where click is missing.
+    A module that is None cannot be imported, and httpx copes, as it does where click is missing.
     """
     sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
 
 
 @contextmanager
-def helpful(server: str, token_file: Path | None) -> Iterator[None]:
-    """Say what to do, where a service cannot be reached or does not know who asks."""
+def with_advice(server: str, token_file: Path | None) -> Iterator[None]:
+    """Add advice to errors: service unreachable, or token refused."""
     with service_packages("talking to a service"):
         _without_httpx_command()
         from slicewise.client import ApiError, UnreachableError
@@ -72,15 +72,15 @@ def helpful(server: str, token_file: Path | None) -> Iterator[None]:
         if error.status != 401:
             raise
         source = "SLICEWISE_TOKEN" if token_file is None else repr(str(token_file))
-        raise SlicewiseError(f"{error} (it came from {source}; asked was {server})") from None
+        raise SlicewiseError(f"{error} (token from {source}, server {server})") from None
 
 
 @contextmanager
 def connect(
     server: str, token_file: Path | None, patience: float | None = None
 ) -> Iterator[Client]:
-    """A client for the service; no token on the command line, where everybody sees it."""
-    with helpful(server, token_file):
+    """Open a client. Tokens are never arguments: other users could see them in the process list."""
+    with with_advice(server, token_file):
         from slicewise.client import Client
 
         waits = PATIENCE if patience is None else patience
@@ -89,7 +89,7 @@ def connect(
 
 
 def token(file: Path | None) -> str:
-    """The token to use: that of the file, or that of the environment."""
+    """Return the token from the file or from SLICEWISE_TOKEN."""
     if file is None:
         found, where = os.environ.get("SLICEWISE_TOKEN", "").strip(), "SLICEWISE_TOKEN"
         if not found:

@@ -1,4 +1,4 @@
-"""`slicewise defrag`: which instances to move, so that a request fits or room is won back."""
+"""`slicewise defrag`: plan moves of instances that make room for a request or in general."""
 
 from __future__ import annotations
 
@@ -29,19 +29,21 @@ def defrag(
         Path, typer.Argument(metavar="CLUSTER", help="A cluster as JSON; - is standard input.")
     ],
     plan: Annotated[
-        bool, typer.Option("--plan", help="Only plan: all there is so far.", show_default=False)
+        bool, typer.Option("--plan", help="Only plan; the default.", show_default=False)
     ] = True,
     wanted: Annotated[
         str | None,
-        typer.Option("--for", metavar="PROFILE", help="Make this fit; else win back room."),
+        typer.Option(
+            "--for", metavar="PROFILE", help="Make room for this profile (default: in general)."
+        ),
     ] = None,
-    budget: Annotated[int, typer.Option(metavar="N", help="At most so many moves.")] = BUDGET,
+    budget: Annotated[int, typer.Option(metavar="N", help="Maximum number of moves.")] = BUDGET,
     policy: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="With --for: the policy that chooses where instances go (default: whatever "
-            "leaves the most room).",
+            help="With --for: the policy that chooses where instances go (default: the placement "
+            "that leaves the most room).",
         ),
     ] = None,
     geometry: GeometryFiles = None,
@@ -72,7 +74,7 @@ def _ranking(name: str | None) -> TablePolicy | AdaptivePolicy | None:
     if others:
         raise SlicewiseError(f"--policy takes one policy, not {name!r}")
     if not isinstance(chosen, (TablePolicy, AdaptivePolicy)):
-        raise SlicewiseError(f"policy {name!r} scans GPUs itself: it cannot rank their states")
+        raise SlicewiseError(f"policy {name!r} scans GPUs itself and cannot rank their states")
     return chosen
 
 
@@ -121,10 +123,7 @@ def _spot(file: ClusterFile, plan: Plan | None) -> dict[str, object] | None:
 
 
 def _steps(file: ClusterFile, plan: Plan) -> Iterator[tuple[Move, list[tuple[str, str, str]]]]:
-    """Every move with the GPUs it touches and their masks before and after it.
-
-    The masks are those of the moves really made, one by one, on the cluster that was read.
-    """
+    """Carry out the moves one by one; yield each with the masks of its GPUs before and after."""
     for move in plan.moves:
         gpus = dict.fromkeys((move.instance.gpu, move.gpu))
         before = {gpu: _mask(file, gpu) for gpu in gpus}

@@ -22,12 +22,12 @@ from slicewise.core.errors import SlicewiseError
 
 if TYPE_CHECKING:
     from slicewise.client import AsyncClient
-    from slicewise.demo.agents import Fleet
-    from slicewise.service.service import Service
+    from slicewise.demo.agents import AgentProcesses
+    from slicewise.server.service import Service
 
 DEFAULT_FOLDER = Path("slicewise-demo")
-_LOOK_SECONDS = 1.0
-"""How often the line at the bottom of a terminal is drawn again."""
+_STATUS_SECONDS = 1.0
+"""Interval between two updates of the status line."""
 
 
 def demo(
@@ -41,7 +41,7 @@ def demo(
         bool,
         typer.Option(
             "--listen-without-tls",
-            help="Listen beyond loopback: it has no TLS, and tokens cross the network in the "
+            help="Listen beyond loopback; there is no TLS, so tokens cross the network in the "
             "clear.",
         ),
     ] = False,
@@ -50,40 +50,41 @@ def demo(
         float, typer.Option(metavar="SECONDS", help="How long an instance is held, on average.")
     ] = 25.0,
     requests: Annotated[
-        int | None, typer.Option(metavar="N", help="End after so many requests.")
+        int | None, typer.Option(metavar="N", help="Stop after this many requests.")
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="The same seed asks for the same.")] = 1,
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="The same seed gives the same requests.")
+    ] = 1,
     agents: Annotated[
         bool,
         typer.Option(
             "--agents",
-            help="Run a real agent for every node, on a driver for GPUs that do not exist; needs "
-            "a C compiler.",
+            help="Run a real agent for every node, on a fake driver; needs a C compiler.",
         ),
     ] = False,
 ) -> None:
-    """Start a service to look at: five nodes that do not exist, three tenants, live traffic."""
+    """Start a demo service: five simulated nodes, three tenants, live traffic."""
     if not 0.01 <= rate <= 10_000:
         raise SlicewiseError(f"rate must be 0.01 to 10000 a second, not {rate:g}")
     if not 0.01 <= hold <= 1e6:
         raise SlicewiseError(f"hold must be 0.01 to 1000000 seconds, not {hold:g}")
     if requests is not None and requests < 1:
         raise SlicewiseError(f"requests must be at least 1, not {requests}")
-    with service_packages("the demonstration"):
-        from slicewise.dashboard.compare import routes
+    with service_packages("the demo"):
+        from slicewise.config.logs import set_up_logs
+        from slicewise.config.sources import read_settings
+        from slicewise.dashboard.comparison_routes import routes
         from slicewise.dashboard.pages import Pages
-        from slicewise.service.logs import set_up_logs
-        from slicewise.service.server import listening
-        from slicewise.service.service import Service
-        from slicewise.service.setting_sources import read_settings
+        from slicewise.server.server import listening
+        from slicewise.server.service import Service
         from slicewise.store import open_store
-    # Settings of a real service, in the environment, are not those of this one.
+    # Ignore the environment: its settings are for a real service.
     given = {"data": data.absolute(), "listen": listen, "listen_without_tls": True}
     settings = read_settings(given, {})
     if not (settings.listen.loopback or listen_without_tls):
         raise SlicewiseError(
-            f"--listen {settings.listen} can be reached from elsewhere, and tokens would cross the "
-            f"network in the clear; listen on 127.0.0.1:{settings.listen.port}, or say "
+            f"--listen {settings.listen} can be reached from other machines, and tokens would "
+            f"cross the network in the clear; listen on 127.0.0.1:{settings.listen.port}, or add "
             "--listen-without-tls"
         )
     set_up_logs(settings.log_format, "warning")
@@ -99,64 +100,64 @@ def demo(
 
         async def run() -> None:
             service = Service(store, settings, pages=Pages(), routes=routes())
-            assert service.admin_token is not None  # there is a folder for it
+            assert service.admin_token is not None  # the service has a data folder
             rng = random.Random(seed)
-            script = _Script(service.admin_token, rate, hold, requests, rng, fleet)
-            await _perform(service, listener, script)
+            clients = _DemoClients(service.admin_token, rate, hold, requests, rng, fleet)
+            await _serve_clients(service, listener, clients)
 
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(run())
 
 
-def _fleet(data: Path) -> Fleet:
-    from slicewise.demo.agents import Fleet
+def _fleet(data: Path) -> AgentProcesses:
+    from slicewise.demo.agents import AgentProcesses
 
-    return Fleet((data / "agents").absolute())
+    return AgentProcesses((data / "agents").absolute())
 
 
-async def _perform(service: Service, listener: socket.socket, script: _Script) -> None:
-    """Run the service for as long as the play goes on."""
-    from slicewise.service.server import serve
+async def _serve_clients(service: Service, listener: socket.socket, clients: _DemoClients) -> None:
+    """Run the service until its clients end or are interrupted."""
+    from slicewise.server.server import serve
 
     loop = asyncio.get_running_loop()
-    playing: asyncio.Task[None] | None = None
+    running: asyncio.Task[None] | None = None
 
     def ready(url: str) -> None:
-        nonlocal playing
-        playing = asyncio.create_task(script.play(url))
-        # The guests leave first, then the house is closed.
-        playing.add_done_callback(lambda _: serving.cancel())
+        nonlocal running
+        running = asyncio.create_task(clients.run(url))
+        # The clients end before the service does.
+        running.add_done_callback(lambda _: serving.cancel())
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, playing.cancel)
+            loop.add_signal_handler(number, running.cancel)
 
     serving = asyncio.create_task(serve(service, listener, ready))
     try:
         await serving
     except asyncio.CancelledError:
-        if playing is None or not playing.done():
+        if running is None or not running.done():
             raise
     finally:
-        if playing is not None:
-            playing.cancel()
-            await asyncio.wait({playing})
-    if playing is not None and not playing.cancelled():
-        playing.result()
+        if running is not None:
+            running.cancel()
+            await asyncio.wait({running})
+    if running is not None and not running.cancelled():
+        running.result()
 
 
 @dataclass(frozen=True)
-class _Script:
-    """What is played to an audience, and for how long."""
+class _DemoClients:
+    """The clients of the demo: an admin who sets up the cluster, and the traffic of tenants."""
 
     token: Path
     rate: float
     hold: float
     requests: int | None
     rng: random.Random
-    fleet: Fleet | None = None
-    """The agents of the nodes, if they are to have any."""
+    fleet: AgentProcesses | None = None
+    """The agents of the nodes, with --agents."""
 
-    async def play(self, url: str) -> None:
-        """Set the scene, say what there is to see, and let guests come and go."""
+    async def run(self, url: str) -> None:
+        """Set up the cluster, print how to use it, and send requests."""
         from slicewise.client import AsyncClient
 
         secret = self.token.read_text(encoding="utf-8").strip()
@@ -164,41 +165,39 @@ class _Script:
             try:
                 if self.fleet is not None:
                     await self.fleet.start(url, admin)
-                await self._play(url, admin)
+                await self._run(url, admin)
             finally:
                 if self.fleet is not None:
                     await self.fleet.stop()
 
-    async def _play(self, url: str, admin: AsyncClient) -> None:
-        from slicewise.demo.scene import set_up
+    async def _run(self, url: str, admin: AsyncClient) -> None:
+        from slicewise.demo.cluster import set_up
         from slicewise.demo.traffic import Traffic
 
         secrets = await set_up(admin, agents=self.fleet is not None)
         typer.echo(self._welcome(url))
         traffic = Traffic(url, secrets, self.rng, self.rate, self.hold)
-        tellers: list[Callable[[], str]] = [traffic.summary]
-        beside = {asyncio.create_task(_watch(tellers))}
+        summaries: list[Callable[[], str]] = [traffic.summary]
+        tasks = {asyncio.create_task(_show_status(summaries))}
         if self.fleet is not None:
-            from slicewise.demo.agents import Stages
+            from slicewise.demo.agents import InstancePhases
 
-            stages = Stages()
-            tellers.append(stages.summary)
-            beside.add(asyncio.create_task(stages.follow(admin)))
+            phases = InstancePhases()
+            summaries.append(phases.summary)
+            tasks.add(asyncio.create_task(phases.follow(admin)))
         try:
             await traffic.run(self.requests)
         finally:
-            for task in beside:
+            for task in tasks:
                 task.cancel()
-            await asyncio.wait(beside)
-            for tell in tellers:
-                typer.echo(tell())
+            await asyncio.wait(tasks)
+            for summary in summaries:
+                typer.echo(summary())
 
     def _about_agents(self) -> str:
         if self.fleet is None:
             return ""
-        return (
-            "  an agent on every node makes the instances, on a driver for GPUs that do not exist\n"
-        )
+        return "  an agent on every node creates the instances, on a fake driver\n"
 
     def _about_instances(self) -> str:
         if self.fleet is None:
@@ -206,18 +205,18 @@ class _Script:
         return "  slicewise ls\n  slicewise nodes show dgx-01\n"
 
     def _welcome(self, url: str) -> str:
-        from slicewise.demo.scene import GUESTS, NODES
+        from slicewise.demo.cluster import NODES, TENANTS
 
         gpus = sum(count for _, _, count in NODES)
         server = shlex.quote(url)
         return (
             f"slicewise is at {url}\n"
-            f"  {len(NODES)} simulated nodes with {gpus} GPUs, {len(GUESTS)} tenants, about "
+            f"  {len(NODES)} simulated nodes with {gpus} GPUs, {len(TENANTS)} tenants, about "
             f"{self.rate:g} requests a second\n"
             f"{self._about_agents()}"
             f"  the admin token is in {self.token}\n"
             "Open it in a browser and sign in with the token to see the slices.\n"
-            "Try, in another terminal:\n"
+            "Try in another terminal:\n"
             f"  export SLICEWISE_SERVER={server}\n"
             f"  export SLICEWISE_TOKEN_FILE={shlex.quote(str(self.token))}\n"
             "  slicewise top\n"
@@ -229,12 +228,12 @@ class _Script:
         )
 
 
-async def _watch(tellers: Sequence[Callable[[], str]]) -> None:
-    """Keep a line about it all at the bottom of a terminal; say nothing elsewhere."""
+async def _show_status(summaries: Sequence[Callable[[], str]]) -> None:
+    """Show a status line if the output is a terminal."""
     console = Console(highlight=False)
     if not console.is_terminal:
         return
     with console.status("") as status:
         while True:
-            status.update("; ".join(tell() for tell in tellers))
-            await asyncio.sleep(_LOOK_SECONDS)
+            status.update("; ".join(summary() for summary in summaries))
+            await asyncio.sleep(_STATUS_SECONDS)

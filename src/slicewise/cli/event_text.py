@@ -1,4 +1,4 @@
-"""Entries of the journal, told to people one line each."""
+"""Journal entries as text, one line each."""
 
 from __future__ import annotations
 
@@ -6,8 +6,21 @@ from collections.abc import Sequence
 
 import msgspec
 
-from slicewise.cli.telling import clean, fold, place, want_text
-from slicewise.control.entries import (
+from slicewise.api.base import moment
+from slicewise.api.events import EventView
+from slicewise.cli.formatting import clean, fold, place, want_text
+from slicewise.core.request import Need
+from slicewise.journal.agent_entries import (
+    AgentJoined,
+    ForeignEvicted,
+    ForeignGone,
+    ForeignSeen,
+    GeometryAccepted,
+    GpuHeld,
+    NodeHeld,
+    PartTurned,
+)
+from slicewise.journal.entries import (
     Allocated,
     AnyEntry,
     Cause,
@@ -33,47 +46,34 @@ from slicewise.control.entries import (
     TurnTaken,
     Want,
 )
-from slicewise.control.hardware import (
-    AgentJoined,
-    ForeignEvicted,
-    ForeignGone,
-    ForeignSeen,
-    GeometryAccepted,
-    GpuHeld,
-    NodeHeld,
-    PartTurned,
-)
-from slicewise.control.reports import EventView
-from slicewise.control.wire import moment
-from slicewise.core.request import Need
 
 
 def event_line(event: EventView) -> str:
-    """One event: its number, when, what kind, what it says, and from where it was asked for."""
+    """Format one event: number, time, kind, description and origin."""
     when = event.at[:19].replace("T", " ")
-    line = f"{event.seq} {when} {event.kind} {_told(event.entry)}".rstrip()
+    line = f"{event.seq} {when} {event.kind} {_describe(event.entry)}".rstrip()
     if event.origin:
         who = f"{event.role} ({event.note})" if event.note else event.role or "certificate"
         line += f" [{event.actor}, {who}, from {event.origin}]"
     return fold(clean(line.rstrip()), 4)
 
 
-def _told(entry: AnyEntry) -> str:
+def _describe(entry: AnyEntry) -> str:
     match entry:
         case Allocated(record):
-            return f"{record.id} of {record.tenant}: {_places(record.parts)}"
+            return f"{record.id} of {record.tenant.name}: {_places(record.parts)}"
         case Queued(record):
             want = _want(record.want, record.count)
-            return f"{record.id} of {record.tenant}: {want}; {record.detail}"
+            return f"{record.id} of {record.tenant.name}: {want}; {record.detail}"
         case Served(identity, tenant, parts):
-            return f"{identity} of {tenant}: {_places(parts)}"
+            return f"{identity} of {tenant.name}: {_places(parts)}"
         case Rejected(tenant, want, count, reason, detail):
-            return f"{_want(want, count)} for {tenant} ({reason}): {detail}"
+            return f"{_want(want, count)} for {tenant.name} ({reason}): {detail}"
         case Ended(record):
             why = f"; {record.detail}" if record.cause is Cause.FAILED else ""
-            return f"{record.id} of {record.tenant}: {record.cause}{why}"
+            return f"{record.id} of {record.tenant.name}: {record.cause}{why}"
         case Moved(identity, tenant, _, part):
-            return f"{identity} of {tenant}: now {place(part)}"
+            return f"{identity} of {tenant.name}: now {place(part)}"
         case NodeAdded(node, model, gpus):
             return f"{node}: {gpus} x {model}"
         case NodeTurned(node, phase):
@@ -81,15 +81,16 @@ def _told(entry: AnyEntry) -> str:
         case NodeRemoved(node):
             return node
         case TenantSet(tenant, quota):
-            return f"{tenant}: {_limits(quota)}"
+            return f"{tenant.name}: {_limits(quota)}"
         case TenantRemoved(tenant):
-            return tenant
+            return tenant.name
         case TokenIssued(token, _, role, tenant, node, note, replaces=replaces):
-            about = " ".join(filter(None, (role, tenant, node)))
-            instead = f", instead of {replaces}" if replaces else ""
+            name = None if tenant is None else tenant.name
+            about = " ".join(filter(None, (role, name, node)))
+            instead = f", replaces {replaces}" if replaces else ""
             return f"{token}: {about}{f' ({note})' if note else ''}{instead}"
         case TokenExpiring(token, expires):
-            return f"{token}: void from {moment(expires)} on"
+            return f"{token}: expires at {moment(expires)}"
         case TokenRevoked(token):
             return token
         case ModelEntered(geometry):
@@ -103,17 +104,17 @@ def _told(entry: AnyEntry) -> str:
         case TurnTaken(turn):
             return f"to {turn}"
         case _:
-            return _told_of_hardware(entry)
+            return _describe_hardware(entry)
 
 
-def _told_of_hardware(entry: AnyEntry) -> str:
+def _describe_hardware(entry: AnyEntry) -> str:
     match entry:
         case AgentJoined(node, _, _, driver, version, _, gpus, rebooted):
-            after = ", after a restart of the node" if rebooted else ""
+            after = ", after a reboot" if rebooted else ""
             count = "1 GPU" if len(gpus) == 1 else f"{len(gpus)} GPUs"
             return f"{node}: agent {version}, driver {driver}, {count}{after}"
         case GeometryAccepted(node):
-            return f"{node}: as its driver tells it"
+            return f"{node}: the geometry of its driver"
         case NodeHeld(node, reasons):
             return f"{node}: {_reasons(reasons)}"
         case GpuHeld(node, gpu, reasons):
@@ -121,22 +122,22 @@ def _told_of_hardware(entry: AnyEntry) -> str:
         case PartTurned(identity, tenant, index, node, phase, uuid, detail, attempts):
             tried = f", tried {attempts} times" if attempts else ""
             rest = f"{f' {uuid}' if uuid else ''}{tried}{f'; {detail}' if detail else ''}"
-            return f"{identity} of {tenant}: instance {index} on {node} is {phase}{rest}"
+            return f"{identity} of {tenant.name}: instance {index} on {node} is {phase}{rest}"
         case ForeignSeen(node, name, found):
             what = f"{found.profile or 'an instance'} at slice {found.start} of GPU {found.gpu}"
             blocked = "its slices are blocked" if found.blocks else "its slices cannot be blocked"
             return f"{node}: {name}, {what}, is {found.why}; {blocked}"
         case ForeignEvicted(node, name):
-            return f"{node}: {name} is to be destroyed"
+            return f"{node}: {name} will be destroyed"
         case ForeignGone(node, name):
             return f"{node}: {name}"
-        case _:  # pragma: no cover - all others are told above
+        case _:  # pragma: no cover - all others are handled above
             return ""
 
 
 def _reasons(reasons: dict[str, str]) -> str:
     held = "; ".join(f"{name}: {why}" for name, why in reasons.items())
-    return f"takes nothing new ({held})" if held else "takes new instances again"
+    return f"no new instances ({held})" if held else "new instances allowed again"
 
 
 def _places(parts: Sequence[Part]) -> str:

@@ -1,4 +1,4 @@
-"""`slicewise events`: what happens in a service, line by line."""
+"""`slicewise events`: the event stream, one line per event."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Annotated
 import typer
 
 from slicewise.cli.connection import DEFAULT_SERVER, Server, TokenFile, connect
+from slicewise.cli.formatting import json_line
 from slicewise.cli.options import AsJson
-from slicewise.cli.telling import json_line
 from slicewise.core.errors import SlicewiseError
 
 
 def events(
     after: Annotated[
         int | None,
-        typer.Option(metavar="SEQ", help="From behind this event on; 0 is from the first."),
+        typer.Option(metavar="SEQ", help="Start after this event; 0 starts with the first."),
     ] = None,
     count: Annotated[
-        int | None, typer.Option(metavar="N", help="End after so many; otherwise go on for ever.")
+        int | None, typer.Option(metavar="N", help="Stop after this many; without it, never.")
     ] = None,
     server: Server = DEFAULT_SERVER,
     token_file: TokenFile = None,
     json: AsJson = False,
 ) -> None:
-    """Show what happens in a service as it happens; a broken connection is taken up again."""
+    """Stream events as they happen; reconnect when the connection breaks."""
     if count is not None and count < 1:
         raise SlicewiseError(f"count must be at least 1, not {count}")
     if after is not None and after < 0:
@@ -35,7 +35,7 @@ def events(
         from slicewise.client import ResyncError
 
         seen = 0
-        with suppress(KeyboardInterrupt):  # the usual way to stop looking
+        with suppress(KeyboardInterrupt):  # the usual way to stop
             while True:
                 try:
                     with closing(client.events(after)) as stream:
@@ -47,5 +47,5 @@ def events(
                 except ResyncError as error:
                     if after is not None and not seen:
                         raise
-                    typer.echo(f"slicewise: {error}; here it goes on from now", err=True)
+                    typer.echo(f"slicewise: {error}; continuing with new events", err=True)
                     after = None

@@ -1,4 +1,4 @@
-"""`slicewise k8s`: the controller that gives pods their slices."""
+"""`slicewise k8s`: the Kubernetes controller."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ import typer
 from slicewise.core.errors import SlicewiseError, UnknownNameError
 
 if TYPE_CHECKING:
-    from slicewise.k8s.controller import Controller
-    from slicewise.k8s.link import Link
-    from slicewise.k8s.rivals import When
+    from slicewise.kubernetes.api_client import ApiClient
+    from slicewise.kubernetes.conflicts import When
+    from slicewise.kubernetes.controller import Controller
 
 _HOLD_BACK = ("auto", "always", "never")
 
@@ -29,31 +29,32 @@ def k8s(
     kubeconfig: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="How to reach the cluster; inside one, the pod's own account."
+            metavar="FILE", help="The kubeconfig (default: inside a cluster, the service account)."
         ),
     ] = None,
     context: Annotated[
         str | None, typer.Option(metavar="NAME", help="The context of the kubeconfig.")
     ] = None,
-    policy: Annotated[
-        str, typer.Option(metavar="NAME", help="The policy that places.")
-    ] = "default",
+    policy: Annotated[str, typer.Option(metavar="NAME", help="The placement policy.")] = "default",
     namespace: Annotated[
-        str, typer.Option(metavar="NAME", help="Where the lease of the leader is.")
+        str, typer.Option(metavar="NAME", help="The namespace of the lease.")
     ] = "slicewise",
     lease: Annotated[
-        str, typer.Option(metavar="NAME", help="The lease: replicas that share it take turns.")
+        str, typer.Option(metavar="NAME", help="The name of the lease; one of its replicas leads.")
     ] = "slicewise",
     identity: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="What this replica is called (default: the host)."),
+        typer.Option(metavar="NAME", help="The name of this replica (default: the host name)."),
     ] = None,
     lease_seconds: Annotated[
         float,
-        typer.Option(min=1, max=3600, help="After so long without a word, another one leads."),
+        typer.Option(
+            min=1, max=3600, help="Another replica takes over after this time without renewal."
+        ),
     ] = 15.0,
     backfill: Annotated[
-        int, typer.Option(min=0, max=1_000_000, help="Pods behind a blocked one that are tried.")
+        int,
+        typer.Option(min=0, max=1_000_000, help="How many pods behind a blocked one are tried."),
     ] = 256,
     overtakes: Annotated[
         int, typer.Option(min=0, max=1_000_000, help="How often a pod may be overtaken.")
@@ -70,22 +71,22 @@ def k8s(
         str,
         typer.Option(
             metavar="WHEN",
-            help="When pods are held back until it is certain that no claim of another class was "
-            "given the same slices: always, auto (while some are about) or never (there are none).",
+            help="When pods are held back until no claim of another class can have the same "
+            "slices: always, auto (while such claims are expected) or never.",
         ),
     ] = "always",
     listen: Annotated[
         str | None,
         typer.Option(
-            metavar="HOST:PORT", help="Serve metrics, health and the dashboard there, to read."
+            metavar="HOST:PORT", help="Serve metrics, health and the dashboard at this address."
         ),
     ] = None,
     token_file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A secret for those who look; made if it is missing."),
+        typer.Option(metavar="FILE", help="File with the dashboard's token; created if missing."),
     ] = None,
     open_metrics: Annotated[
-        bool, typer.Option("--open-metrics", help="Give metrics to whoever asks.")
+        bool, typer.Option("--open-metrics", help="Serve metrics without a token.")
     ] = False,
     tls_cert: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Certificate chain, PEM.")
@@ -93,14 +94,16 @@ def k8s(
     tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Private key, PEM.")] = None,
     listen_without_tls: Annotated[
         bool,
-        typer.Option("--listen-without-tls", help="Listen beyond loopback although without TLS."),
+        typer.Option(
+            "--listen-without-tls", help="Allow other addresses than loopback without TLS."
+        ),
     ] = False,
 ) -> None:
-    """Give the pods of a Kubernetes cluster their slices, until interrupted."""
+    """Run the Kubernetes controller: allocate slices to pods until interrupted."""
     try:
         from slicewise.engine.queue import Discipline
-        from slicewise.k8s.controller import Controller, Options
-        from slicewise.k8s.link import Link
+        from slicewise.kubernetes.api_client import ApiClient
+        from slicewise.kubernetes.controller import Controller, Options
     except ModuleNotFoundError as error:
         raise SlicewiseError(
             f"Kubernetes needs the extra packages of slicewise[k8s] ({error.name} is missing)"
@@ -116,7 +119,7 @@ def k8s(
         hold_back=_when(hold_back),
     )
     address = [""]
-    link = Link.open(kubeconfig, context)
+    link = ApiClient.open(kubeconfig, context)
     controller = Controller(link, options, address=lambda: address[0])
     flags: dict[str, object] = {
         "listen": listen,
@@ -143,41 +146,41 @@ def _alone(controller: Controller) -> None:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: controller.stop())
-    typer.echo(f"slicewise: following {controller.server} as {controller.options.identity}")
+    typer.echo(f"slicewise: watching {controller.server} as {controller.options.identity}")
     controller.run()
 
 
 def _serving(
     controller: Controller,
-    link: Link,
+    link: ApiClient,
     flags: dict[str, object],
     token_file: Path | None,
     address: list[str],
 ) -> None:
-    """Run the controller beside the reading half of the service."""
+    """Run the controller with the read-only part of the service."""
     try:
         from slicewise.cli.serve import loop_factory
-        from slicewise.dashboard.compare import routes
+        from slicewise.config.logs import set_up_logs
+        from slicewise.config.sources import read_settings
+        from slicewise.dashboard.comparison_routes import routes
         from slicewise.dashboard.pages import Pages
-        from slicewise.k8s.metrics import ControllerMetrics
-        from slicewise.service.logs import set_up_logs
-        from slicewise.service.server import listening, serve
-        from slicewise.service.service import Service
-        from slicewise.service.setting_sources import read_settings
-        from slicewise.service.source import Source
+        from slicewise.kubernetes.metrics import ControllerMetrics
+        from slicewise.runtime.source import Source
+        from slicewise.server.server import listening, serve
+        from slicewise.server.service import Service
     except ModuleNotFoundError as error:
         raise SlicewiseError(
             f"--listen needs the extra packages of slicewise[service] ({error.name} is missing)"
         ) from None
     settings = read_settings({k: v for k, v in flags.items() if v is not None}, {}, None)
     link.check()
-    token = _let_look(controller, token_file)
+    token = _add_viewer_token(controller, token_file)
     set_up_logs(settings.log_format, settings.log_level)
     listener = listening(settings.listen)
-    thread = threading.Thread(target=_run_until_over, args=(controller,), name="controller")
+    thread = threading.Thread(target=_run_or_exit, args=(controller,), name="controller")
     source = Source(
-        change_it_there="this shows a Kubernetes cluster and changes nothing in it: create, "
-        "change and delete pods, claims, nodes and namespaces there, with kubectl for instance",
+        read_only_message="this dashboard of a Kubernetes cluster is read-only: create, change and "
+        "delete pods, claims, nodes and namespaces in the cluster, for instance with kubectl",
         problem=lambda: controller.problem,
         leads=lambda: controller.leads,
         collectors=(ControllerMetrics(controller),),
@@ -185,14 +188,14 @@ def _serving(
 
     async def run() -> None:
         service = Service(
-            controller.board.journal, settings, pages=Pages(), routes=routes(), source=source
+            controller.cache.journal, settings, pages=Pages(), routes=routes(), source=source
         )
 
         def ready(url: str) -> None:
             address[0] = url
             typer.echo(
-                f"slicewise: following {controller.server} as {controller.options.identity}, "
-                f"to be seen at {url}, {token}"
+                f"slicewise: watching {controller.server} as {controller.options.identity}, "
+                f"listening at {url}; dashboard: {token}"
             )
 
         await serve(service, listener, ready)
@@ -207,30 +210,30 @@ def _serving(
             thread.join()
 
 
-def _let_look(controller: Controller, file: Path | None) -> str:
-    """Let whoever has the secret of a file look; returns where it is, in words."""
-    from slicewise.service.first_start import write_secret
+def _add_viewer_token(controller: Controller, file: Path | None) -> str:
+    """Set the token of the dashboard from a file; returns a description for the user."""
+    from slicewise.server.bootstrap import write_private
 
     if file is None:
-        return "by nobody: no token file is named"
+        return "disabled: no --token-file"
     if not file.exists():
         try:
-            write_secret(file, f"sw_{secrets.token_urlsafe(32)}")
+            write_private(file, f"sw_{secrets.token_urlsafe(32)}")
         except SlicewiseError as error:
-            # In a cluster the file is a Secret's: where there is none, pods run all the same.
-            return f"by nobody: {error}"
+            # In a cluster the file comes from a Secret, which is optional.
+            return f"disabled: {error}"
     try:
         secret = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise SlicewiseError(f"{file}: cannot be read: {error}") from None
     if not secret:
-        raise SlicewiseError(f"{file}: it holds no token")
-    controller.board.let_look(hashlib.sha256(secret.encode()).hexdigest())
+        raise SlicewiseError(f"{file}: the file contains no token")
+    controller.cache.add_viewer_token(hashlib.sha256(secret.encode()).hexdigest())
     return f"token in {file}"
 
 
-def _run_until_over(controller: Controller) -> None:
-    """A controller that cannot go on ends the process: another replica is to take over."""
+def _run_or_exit(controller: Controller) -> None:
+    """Run the controller; if it fails, end the process, and another replica takes over."""
     try:
         controller.run()
     except BaseException:

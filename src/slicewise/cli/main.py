@@ -1,4 +1,4 @@
-"""The `slicewise` command: every subcommand, and the one place where errors become a line."""
+"""The `slicewise` command: all subcommands, and the one place that turns errors into a line."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ for _lazy in commands():
 
 
 def run(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit: 0 well, 2 refused, 130 interrupted, 141 no longer read."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may not have all characters
+    """Run the command line and exit: 0 success, 2 error, 130 interrupted, 141 broken pipe."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may lack characters
         sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(exit_status(sys.argv[1:] if arguments is None else arguments))
 
 
 def exit_status(arguments: Sequence[str]) -> int:
-    """Run the command line; what went wrong is printed as one line."""
+    """Run the command line; print errors as one line."""
     try:
         status = command(list(arguments), prog_name="slicewise", standalone_mode=False)
     except SlicewiseError as error:
@@ -61,20 +61,19 @@ def exit_status(arguments: Sequence[str]) -> int:
         typer.echo("interrupted", err=True)
         return 130
     except SystemExit as end:
-        # The reader of our output went away (`slicewise ... | head`), and Rich or Typer, whichever
-        # wrote, made an end of it. Nothing is wrong, so nothing is said; the status is that of any
-        # tool that a closed pipe ends.
+        # The reader closed the pipe (`slicewise ... | head`), and Rich or Typer exited. This is no
+        # error; the status is that of any tool ended by SIGPIPE.
         if not isinstance(end.__context__, BrokenPipeError):
             raise
-        # What is still buffered must go nowhere, or Python complains about it at exit.
+        # Drop buffered output, or Python complains about it at exit.
         sys.stdout = None
         return 128 + signal.SIGPIPE
     except ModuleNotFoundError as error:
-        if error.name not in _LABORATORY:
+        if error.name not in _LAB_PACKAGES:
             raise
         return _refuse(f"{error.name} is not installed: install slicewise[lab]")
     except OSError as error:
-        # A full disk under our output, say; what is still buffered cannot be written either.
+        # A full disk, for instance: buffered output cannot be written either.
         sys.stdout = None
         where = "" if error.filename is None else f"{error.filename!r}: "
         return _refuse(f"{where}{error.strerror or error}")
@@ -83,8 +82,8 @@ def exit_status(arguments: Sequence[str]) -> int:
     return status if isinstance(status, int) else 0
 
 
-_LABORATORY = ("numba", "matplotlib", "pyarrow")
-"""Packages of an extra that is imported where it is first used; other extras say so themselves."""
+_LAB_PACKAGES = ("numba", "matplotlib", "pyarrow", "jinja2")
+"""Packages of the extra `lab`, imported at first use; other extras report themselves."""
 
 
 def _usage_problem(error: typer.TyperException) -> str:

@@ -1,52 +1,36 @@
-"""`slicewise nodes`: what a service runs on, and what the agents there found."""
+"""`slicewise nodes`: nodes, their agents, and foreign instances."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from slicewise.cli import completion
 from slicewise.cli.allocations import Label, parse_labels
 from slicewise.cli.connection import DEFAULT_SERVER, Server, TokenFile, connect
-from slicewise.cli.options import AsJson
-from slicewise.cli.telling import (
-    clean,
-    fold,
+from slicewise.cli.formatting import (
+    facts,
     holds_of,
     pairs,
     place,
     print_columns,
-    say,
+    print_result,
     show_json,
 )
-from slicewise.core.errors import SlicewiseError
+from slicewise.cli.options import AsJson, command_group, without_subcommand
 
 if TYPE_CHECKING:
-    from slicewise.control.reports import NodeDetail
+    from slicewise.api.nodes import NodeDetail
 
-_CONTEXT: Any = {"help_option_names": ["-h", "--help"]}
-nodes = typer.Typer(context_settings=_CONTEXT, rich_markup_mode=None, add_completion=False)
+nodes = command_group()
 
 NewName = Annotated[str, typer.Argument(metavar="NAME")]
 NodeName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.nodes)]
 ForeignName = Annotated[
     str, typer.Argument(metavar="UUID", help="The instance, as `nodes foreign` names it.")
 ]
-
-
-def lists(context: typer.Context) -> bool:
-    """Whether the group stands alone, to list; options between it and a command would be lost."""
-    command = context.invoked_subcommand
-    if command is None:
-        return True
-    for name in context.params:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            option = "--" + name.replace("_", "-")
-            raise SlicewiseError(f"give {option} behind {command!r}, not before it")
-    return False
 
 
 @nodes.callback(invoke_without_command=True)
@@ -56,8 +40,8 @@ def _list_nodes(
     token_file: TokenFile = None,
     json: AsJson = False,
 ) -> None:
-    """List the nodes of a service; or look at one, add, cordon, drain and remove them."""
-    if not lists(context):
+    """List nodes; or show, add, cordon, drain and remove them."""
+    if not without_subcommand(context):
         return
     with connect(server, token_file) as client:
         found = list(client.nodes())
@@ -108,7 +92,7 @@ def _add_node(
     labels = parse_labels(label)
     with connect(server, token_file) as client:
         node = client.add_node(name, model, gpus, labels=labels)
-    say(node, json, f"{node.name}: {node.gpus} x {node.model}, {node.state}")
+    print_result(node, json, f"{node.name}: {node.gpus} x {node.model}, {node.state}")
 
 
 @nodes.command("cordon")
@@ -118,10 +102,10 @@ def _cordon(
     token_file: TokenFile = None,
     json: AsJson = False,
 ) -> None:
-    """Let a node take no new instances; what runs there stays."""
+    """Stop placing new instances on a node; running ones stay."""
     with connect(server, token_file) as client:
         node = client.cordon(name)
-    say(node, json, f"{node.name}: {node.state}")
+    print_result(node, json, f"{node.name}: {node.state}")
 
 
 @nodes.command("uncordon")
@@ -131,25 +115,27 @@ def _uncordon(
     token_file: TokenFile = None,
     json: AsJson = False,
 ) -> None:
-    """Let a node take new instances again."""
+    """Allow new instances on a node again."""
     with connect(server, token_file) as client:
         node = client.uncordon(name)
-    say(node, json, f"{node.name}: {node.state}")
+    print_result(node, json, f"{node.name}: {node.state}")
 
 
 @nodes.command("drain")
 def _drain(
     name: NodeName,
-    evict: Annotated[bool, typer.Option("--evict", help="End what is on it; do not wait.")] = False,
+    evict: Annotated[
+        bool, typer.Option("--evict", help="Release its allocations instead of waiting.")
+    ] = False,
     server: Server = DEFAULT_SERVER,
     token_file: TokenFile = None,
     json: AsJson = False,
 ) -> None:
-    """Let a node become empty: no new instances, and it is drained when the last one ends."""
+    """Drain a node: no new instances; it is drained when the last one ends."""
     with connect(server, token_file) as client:
         node = client.drain(name, evict=evict)
     left = {0: "", 1: ", 1 instance left"}.get(node.instances, f", {node.instances} instances left")
-    say(node, json, f"{node.name}: {node.state}{left}")
+    print_result(node, json, f"{node.name}: {node.state}{left}")
 
 
 @nodes.command("rm")
@@ -159,10 +145,10 @@ def _remove_node(
     token_file: TokenFile = None,
     json: AsJson = False,
 ) -> None:
-    """Remove a node that is empty."""
+    """Remove an empty node."""
     with connect(server, token_file) as client:
         node = client.remove_node(name)
-    say(node, json, f"{node.name}: removed")
+    print_result(node, json, f"{node.name}: removed")
 
 
 @nodes.command("show")
@@ -178,9 +164,7 @@ def _show(
     if json:
         show_json(node)
         return
-    for fact, value in _facts(node):
-        typer.echo(fold(f"{fact:<11}{clean(value)}", 11))
-    typer.echo()
+    typer.echo(facts(_facts(node)) + "\n")
     rows = [
         (
             str(gpu.gpu),
@@ -192,22 +176,21 @@ def _show(
         )
         for gpu in node.devices
     ]
-    print_columns(("GPU", "Slices", "Instances", "At", "UUID", "Held"), rows)
+    print_columns(("GPU", "Slices", "Instances", "Temp", "UUID", "Held"), rows)
 
 
 def _facts(node: NodeDetail) -> Iterator[tuple[str, str]]:
-    """What there is to say about a node; what is empty goes unsaid."""
+    """Yield the fields of a node."""
     yield "node", node.name
     yield "model", f"{node.gpus} x {node.model}"
     yield "state", node.state
-    if node.labels:
-        yield "labels", pairs(node.labels)
+    yield "labels", pairs(node.labels)
     yield "slices", f"{node.free_slices} of {node.slices} free"
     agent = node.agent
     if agent is not None:
         yield "agent", f"{agent.version}, since {agent.since}"
         yield "driver", agent.driver
-        last = f", last heard of at {agent.last_contact}" if agent.last_contact else ""
+        last = f", last contact {agent.last_contact}" if agent.last_contact else ""
         yield "reachable", f"{'yes' if agent.reachable else 'no'}{last}"
     for name, why in node.holds.items():
         yield "held", f"{name}: {why}"
@@ -224,10 +207,12 @@ def _accept(
     token_file: TokenFile = None,
     json: AsJson = False,
 ) -> None:
-    """Use a node although its driver tells another geometry than the catalog."""
+    """Accept a node whose driver reports another geometry than the catalog."""
     with connect(server, token_file) as client:
         node = client.accept(name)
-    say(node, json, f"{node.name}: {node.model} accepted, {node.state}{_still_held(node.holds)}")
+    print_result(
+        node, json, f"{node.name}: {node.model} accepted, {node.state}{_still_held(node.holds)}"
+    )
 
 
 def _still_held(holds: dict[str, str]) -> str:
@@ -241,7 +226,7 @@ def _foreign(
     token_file: TokenFile = None,
     json: AsJson = False,
 ) -> None:
-    """List the instances on a node that are no allocation's, to be adopted or evicted."""
+    """List foreign instances on a node: those without an allocation, to adopt or evict."""
     with connect(server, token_file) as client:
         found = [one for gpu in client.node(name).devices for one in gpu.foreign]
     if json:
@@ -255,12 +240,12 @@ def _foreign(
             str(one.start),
             str(one.size),
             one.why,
-            "to be destroyed" if one.evicting else "blocked" if one.blocks else "GPU held",
+            "evicting" if one.evicting else "blocked" if one.blocks else "GPU held",
         )
         for one in found
     ]
-    header = ("Instance", "GPU", "Profile", "At", "Slices", "Is", "State")
-    print_columns(header, rows, "no instances that are nobody's")
+    header = ("Instance", "GPU", "Profile", "Start", "Slices", "Kind", "State")
+    print_columns(header, rows, "no foreign instances")
 
 
 @nodes.command("adopt")
@@ -269,18 +254,20 @@ def _adopt(
     foreign: ForeignName,
     tenant: Annotated[
         str,
-        typer.Option(metavar="NAME", help="Whose it will be.", autocompletion=completion.tenants),
+        typer.Option(
+            metavar="NAME", help="The tenant that gets it.", autocompletion=completion.tenants
+        ),
     ],
     label: Label = None,
     server: Server = DEFAULT_SERVER,
     token_file: TokenFile = None,
     json: AsJson = False,
 ) -> None:
-    """Make an instance that is nobody's an allocation of a tenant, where it is."""
+    """Turn a foreign instance into an allocation of a tenant, in place."""
     labels = parse_labels(label)
     with connect(server, token_file) as client:
         one = client.adopt(name, foreign, tenant, labels=labels)
-    say(one, json, f"{one.id} {place(one.instances[0])}")
+    print_result(one, json, f"{one.id} {place(one.instances[0])}")
 
 
 @nodes.command("evict")
@@ -291,7 +278,7 @@ def _evict(
     token_file: TokenFile = None,
     json: AsJson = False,
 ) -> None:
-    """Have the agent destroy an instance that is nobody's, whoever uses it."""
+    """Have the agent destroy a foreign instance, even if it is in use."""
     with connect(server, token_file) as client:
         one = client.evict(name, foreign)
-    say(one, json, f"{one.name}: to be destroyed")
+    print_result(one, json, f"{one.name}: evicting")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,7 +14,7 @@ DEFAULT_MODEL = "A100-80GB"
 
 GeometryFiles = Annotated[
     list[Path] | None,
-    typer.Option("--geometry", metavar="FILE", help="A TOML file with a GPU model of your own."),
+    typer.Option("--geometry", metavar="FILE", help="A TOML file that describes a GPU model."),
 ]
 ModelName = Annotated[
     str | None,
@@ -29,14 +29,38 @@ Seed = Annotated[int, typer.Option(metavar="N", help="The same seed gives the sa
 CsvFile = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Also write the rows to this file.")
 ]
-PlotFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw it: .png or .svg.")]
+PlotFile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Also write a plot: .png or .svg.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Workers = Annotated[
     int | None,
     typer.Option(
-        metavar="N", help="Worker processes (default: one a core); the result is the same."
+        metavar="N",
+        help="Worker processes (default: one per core); results do not depend on it.",
     ),
 ]
+
+
+_CONTEXT: Any = {"help_option_names": ["-h", "--help"]}
+
+
+def command_group() -> typer.Typer:
+    """A command with subcommands."""
+    return typer.Typer(context_settings=_CONTEXT, rich_markup_mode=None, add_completion=False)
+
+
+def without_subcommand(context: typer.Context) -> bool:
+    """Return whether no subcommand is given; reject options before one, which would be lost."""
+    command = context.invoked_subcommand
+    if command is None:
+        return True
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            option = "--" + name.replace("_", "-")
+            raise SlicewiseError(f"put {option} after {command!r}, not before it")
+    return False
 
 
 class ExperimentName(StrEnum):
@@ -47,7 +71,7 @@ class ExperimentName(StrEnum):
 
 
 def positive_workers(workers: int | None) -> int | None:
-    """Refuse a number of workers that cannot be."""
+    """Check the number of workers."""
     if workers is not None and not 1 <= workers <= 1024:
         raise SlicewiseError(f"workers must be 1 to 1024, not {workers}")
     return workers

@@ -24,7 +24,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def prepare_folder(path: Path) -> None:
-    """Make the folder and see that files can be created in it, before any long work."""
+    """Create the folder and check that it is writable, before any long work."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         probe = path / ".slicewise-probe"
@@ -37,7 +37,7 @@ def prepare_folder(path: Path) -> None:
 
 
 def prepare_files(csv: Path | None, plot: Path | None, curve: Path | None = None) -> None:
-    """See that what was asked for can be written, before any long work."""
+    """Check that the result files can be written, before any long work."""
     if plot is not None and plot.suffix not in (".png", ".svg"):
         raise SlicewiseError(f"--plot {str(plot)!r} must end in .png or .svg")
     seen: set[Path] = set()
@@ -49,7 +49,7 @@ def prepare_files(csv: Path | None, plot: Path | None, curve: Path | None = None
 
 
 def _prepare_file(path: Path) -> None:
-    """See that a file can be created; one that exists is left as it is."""
+    """Check that a file can be created; an existing one is left unchanged."""
     try:
         existed = path.exists()
         with path.open("ab"):
@@ -67,13 +67,13 @@ def say_written(*paths: Path | None) -> None:
 
 
 def runs_of(rows: Sequence[Row]) -> str:
-    """How many runs the rows are of; after an interruption distributions may differ."""
+    """Return the number of runs; after an interruption it may differ by distribution."""
     runs = sorted({int(str(row["runs"])) for row in rows})
     return str(runs[0]) if len(runs) == 1 else f"{runs[0]} to {runs[-1]}"
 
 
 def as_json(document: object) -> str:
-    """JSON for people and machines; numbers that are not numbers are refused, not written."""
+    """Format indented JSON; NaN and infinity are errors."""
     return json.dumps(document, indent=2, allow_nan=False) + "\n"
 
 

@@ -1,9 +1,9 @@
-"""`slicewise plan`: how many GPUs a demand needs, and what the choice of a policy saves."""
+"""`slicewise plan`: the GPUs a demand needs under each policy, and the GPUs saved."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from fractions import Fraction
@@ -25,13 +25,12 @@ from slicewise.cli.options import (
 )
 from slicewise.cli.output import Row, as_csv, as_json, prepare_files, say_written, write_text
 from slicewise.cli.plan_text import Planned, print_plan
-from slicewise.cli.progress import progress
-from slicewise.cli.replay import _exact, _in_words, _nothing_left, not_replayed
+from slicewise.cli.progress import progress, report_slow_policies
+from slicewise.cli.trace_input import TraceInput, TraceOptions, load_trace
 from slicewise.core.errors import SlicewiseError
 from slicewise.core.geometry import Geometry
-from slicewise.policies.base import Policy, ScanPolicy, TablePolicy
-from slicewise.sim.experiment import Tick
-from slicewise.sim.planning import (
+from slicewise.lab.experiment import Tick
+from slicewise.lab.planning import (
     RUNS,
     Count,
     Question,
@@ -41,14 +40,14 @@ from slicewise.sim.planning import (
     plan_rows,
     runs_for,
 )
-from slicewise.sim.timeline import Timeline, busy_begin, lay_out
-from slicewise.sim.trace import TraceFormat, fit, read_trace
-from slicewise.sim.trace_planning import (
+from slicewise.lab.trace import TraceFormat
+from slicewise.lab.trace_planning import (
     TraceQuestion,
     plan_trace,
     trace_curve_rows,
     trace_plan_rows,
 )
+from slicewise.policies.base import Policy, TablePolicy
 
 DEFAULT_POLICIES = [
     "least-lost",
@@ -61,7 +60,7 @@ DEFAULT_POLICIES = [
 SEED, DURATION, WARMUP = 1, 40, 3
 
 _QUIET_SLOTS, _QUIET_EVENTS = 20_000_000, 500_000
-"""Rounds of no more than this, slots compiled, are over before anyone would look at a log."""
+"""Rounds with no more compiled slots (or trace events) than this are too short for progress."""
 
 
 def plan(
@@ -69,8 +68,8 @@ def plan(
         str | None,
         typer.Option(
             metavar="DEMAND",
-            help="What has to be carried: slices asked for at a time, on average, in whole GPUs "
-            "(85), or as they are ('680 slices').",
+            help="The demand: slices requested at a time, on average, in whole GPUs (85) or in "
+            "slices ('680 slices').",
         ),
     ] = None,
     mix: Annotated[
@@ -80,7 +79,7 @@ def plan(
             "--distribution",
             metavar="NAME",
             help="uniform, skew-small, skew-big, bimodal, or 1g.10gb=0.5,7g.80gb=0.5; "
-            "several may be given (default: uniform).",
+            "may be repeated (default: uniform).",
         ),
     ] = None,
     trace: Annotated[
@@ -88,16 +87,16 @@ def plan(
         typer.Option(metavar="FILE", help="Recorded requests instead: a CSV file, as in replay."),
     ] = None,
     target_rejection: Annotated[
-        str, typer.Option(metavar="SHARE", help="How much may be rejected: 0.1% or 0.001.")
+        str, typer.Option(metavar="SHARE", help="The share that may be rejected: 0.1% or 0.001.")
     ] = "0.1%",
     count: Annotated[
-        Count, typer.Option(help="Count rejected requests, or the slices they ask for.")
+        Count, typer.Option(help="Count rejected requests, or the slices they request.")
     ] = Count.REQUESTS,
     policy: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="A policy; give several, or commas between "
+            help="A policy; repeat, or separate by commas "
             f"(default: {', '.join(DEFAULT_POLICIES)}).",
         ),
     ] = None,
@@ -107,18 +106,18 @@ def plan(
     model: ModelName = None,
     geometry: GeometryFiles = None,
     step: Annotated[
-        int, typer.Option(metavar="N", help="Only clusters of a multiple of so many GPUs.")
+        int, typer.Option(metavar="N", help="Consider only multiples of this many GPUs.")
     ] = 1,
     gpus_per_node: Annotated[
         int, typer.Option(metavar="N", help="GPUs on a node, for policies that choose a node.")
     ] = 8,
     oracle: Annotated[
-        bool, typer.Option(help="Also the limit, an oracle that rearranges all at no cost.")
+        bool, typer.Option(help="Also find the limit, an oracle that rearranges all at no cost.")
     ] = True,
     runs: Annotated[
         int | None,
         typer.Option(
-            metavar="N", help=f"Independent runs (default: {RUNS}, or more if the target asks)."
+            metavar="N", help=f"Independent runs (default: {RUNS}, more for a low target)."
         ),
     ] = None,
     duration: Annotated[
@@ -147,7 +146,7 @@ def plan(
     ] = None,
     begin: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="Trace: measure from here on, as in replay."),
+        typer.Option(metavar="SECONDS", help="Trace: start of the measurement, as in replay."),
     ] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Trace: refuse a file with a malformed row.")
@@ -161,15 +160,15 @@ def plan(
     ] = None,
     plot: PlotFile = None,
 ) -> None:
-    """Find the smallest cluster for a demand under each policy, and what choosing one saves."""
+    """Find the smallest cluster for a demand under each policy, and the GPUs saved."""
     of_draws = {"--load": load, "--mix": mix, "--runs": runs, "--duration": duration}
     of_draws |= {"--warmup": warmup, "--seed": seed, "--workers": workers}
     of_traces = {"--format": form, "--scale": scale, "--compress": compress, "--begin": begin}
     of_traces |= {"--strict": strict or None}
     if trace is None:
-        _refuse(of_traces, "is for recorded requests: it goes with --trace")
+        _refuse(of_traces, "is for recorded requests: it needs --trace")
     else:
-        _refuse(of_draws, "is for drawn requests: it does not go with --trace")
+        _refuse(of_draws, "is for drawn requests: it cannot be used with --trace")
     chosen = chosen_geometry(model, geometry)
     policies, reference = _with_reference(chosen_policies(policy or DEFAULT_POLICIES), reference)
     target = _share(target_rejection)
@@ -190,13 +189,15 @@ def plan(
             warmup=WARMUP if warmup is None else warmup,
             oracle=oracle,
         )
-        result = _of_draws(question, runs, positive_workers(workers))
+        result = _plan_demand(question, runs, positive_workers(workers))
     else:
-        timeline, about, notes = _timeline(trace, form, chosen, scale, compress, begin, strict)
+        options = TraceOptions(form, scale, compress, begin, strict)
+        recorded = load_trace(trace, options, chosen)
+        timeline = recorded.timeline
         asked = TraceQuestion(
             timeline, chosen, policies, target, count, reference, step, gpus_per_node, oracle
         )
-        result = _of_trace(asked, about, notes)
+        result = _plan_trace(asked, recorded)
 
     if csv is not None:
         write_text(csv, as_csv(result.rows))
@@ -219,7 +220,7 @@ def _refuse(options: Mapping[str, object], why: str) -> None:
 
 
 def _with_reference(policies: tuple[Policy, ...], reference: str) -> tuple[tuple[Policy, ...], str]:
-    """The policies, the reference among them, and its own name."""
+    """Return the policies with the reference added if it is missing, and the reference's name."""
     compared, *others = chosen_policies([reference])
     if others:
         raise SlicewiseError(f"--reference takes one policy, not {reference!r}")
@@ -232,9 +233,9 @@ _SHARE = re.compile(r"(?P<number>[0-9]*\.?[0-9]+(e-?[0-9]{1,2})?) ?(?P<percent>%
 
 
 def _gpus(load: str | None, geometry: Geometry) -> float:
-    """A demand as it was typed, in whole GPUs."""
+    """Parse a demand; return it in whole GPUs."""
     if load is None:
-        raise SlicewiseError("say what has to be carried: --load 85 (GPUs), or --trace FILE")
+        raise SlicewiseError("the demand is missing: --load 85 (GPUs), or --trace FILE")
     found = _DEMAND.fullmatch(load.strip())
     if found is None:
         raise SlicewiseError(
@@ -245,29 +246,24 @@ def _gpus(load: str | None, geometry: Geometry) -> float:
 
 
 def _share(text: str) -> float:
-    """A share as it was typed: 0.1% is a thousandth, and not the nearest to a tenth of it."""
+    """Parse a share exactly: 0.1% is one thousandth."""
     found = _SHARE.fullmatch(text.strip().lower())
     if found is None:
         raise SlicewiseError(f"--target-rejection {text!r} is not a share: write 0.1% or 0.001")
     return float(Fraction(found["number"]) / (100 if found["percent"] else 1))
 
 
-def _of_draws(question: Question, runs: int | None, workers: int | None) -> Planned:
+def _plan_demand(question: Question, runs: int | None, workers: int | None) -> Planned:
     question = replace(question, runs=runs_for(question, runs))
-    console = Console(stderr=True, highlight=False)
     if runs is None and question.runs > RUNS:
-        console.print(
-            f"{percent(question.target)} is seldom: {question.runs} runs instead of {RUNS}.",
+        Console(stderr=True, highlight=False).print(
+            f"{percent(question.target)} is rare: {question.runs} runs instead of {RUNS}.",
             soft_wrap=True,
         )
-    for policy in question.policies:
-        if isinstance(policy, ScanPolicy):
-            console.print(f"{policy.name} decides on the slow path: it looks at GPUs one by one.")
-        elif not isinstance(policy, TablePolicy):
-            console.print(f"{policy.name} is not compiled: the engine runs it.")
+    report_slow_policies(question.policies)
     compiled = all(isinstance(policy, TablePolicy) for policy in question.policies)
-    watch = _Rounds("slots", _QUIET_SLOTS if compiled else 0)
-    plans = make_plans(question, workers, watch)
+    rounds = _Rounds("slots", _QUIET_SLOTS if compiled else 0)
+    plans = make_plans(question, workers, rounds)
     setting: Row = {
         "demand_gpus": question.demand,
         **_asked(question, question.mixes[0].geometry),
@@ -276,17 +272,26 @@ def _of_draws(question: Question, runs: int | None, workers: int | None) -> Plan
         "duration": question.lifetimes,
         "warmup": question.warmup,
     }
-    title = f"Demand of {question.demand:g} {setting['model']}, {_words(question)}"
+    title = f"Demand of {question.demand:g} {setting['model']}, {_target(question)}"
     return Planned(title, setting, plan_rows(question, plans), curve_rows(plans))
 
 
-def _of_trace(question: TraceQuestion, about: Row, notes: Sequence[str]) -> Planned:
-    quiet = _QUIET_EVENTS // len(question.timeline.events)
-    found, missing = plan_trace(question, _Rounds("replays", quiet))
-    setting: Row = {**about, **_asked(question, question.geometry)}
+def _plan_trace(question: TraceQuestion, recorded: TraceInput) -> Planned:
+    timeline = question.timeline
+    found, missing = plan_trace(question, _Rounds("replays", _QUIET_EVENTS // len(timeline.events)))
+    setting: Row = {
+        **recorded.setting,
+        "begin_seconds": float(timeline.begin),
+        "preplaced": timeline.preplaced,
+        "arrivals": len(timeline.arrivals),
+        "offered_gpus": timeline.offered_slices / question.geometry.slices,
+        **recorded.skipped,
+        **_asked(question, question.geometry),
+    }
     rows = trace_plan_rows(question, found, missing)
-    title = f"{about['trace']} on {setting['model']}, {_words(question)}"
-    return Planned(title, setting, rows, trace_curve_rows(question, found), tuple(notes))
+    title = f"{setting['trace']} on {setting['model']}, {_target(question)}"
+    notes = tuple(recorded.skipped_lines())
+    return Planned(title, setting, rows, trace_curve_rows(question, found), notes)
 
 
 def _asked(question: Question | TraceQuestion, geometry: Geometry) -> Row:
@@ -300,53 +305,16 @@ def _asked(question: Question | TraceQuestion, geometry: Geometry) -> Row:
     }
 
 
-def _words(question: Question | TraceQuestion) -> str:
-    of = "requests" if question.count is Count.REQUESTS else "slices asked for"
+def _target(question: Question | TraceQuestion) -> str:
+    of = "requests" if question.count is Count.REQUESTS else "requested slices"
     return f"at most {percent(question.target)} of {of} rejected"
 
 
-def _timeline(
-    path: Path,
-    form: TraceFormat | None,
-    geometry: Geometry,
-    scale: float | None,
-    compress: float | None,
-    begin: float | None,
-    strict: bool,
-) -> tuple[Timeline, Row, list[str]]:
-    """A trace as `slicewise replay` reads it, what was read, and what was left out."""
-    factor = _exact("--scale", 1 if scale is None else scale, 0.001, 1000)
-    squeeze = _exact("--compress", 1 if compress is None else compress, 0.001, 1_000_000)
-    start = None if begin is None else _exact("--begin", begin, 0, 1e15)
-    recorded = read_trace(path, form, strict=strict)
-    if recorded.format is TraceFormat.PLAIN and scale is not None:
-        raise SlicewiseError("--scale is for shares of a GPU, and a plain trace has none")
-    fitted = fit(recorded, geometry, factor, strict=strict)
-    if not fitted.jobs:
-        raise SlicewiseError(_nothing_left(recorded, fitted))
-    if start is None:
-        dense = recorded.format is TraceFormat.ALIBABA
-        start = busy_begin(fitted.jobs) if dense else fitted.jobs[0].arrival
-    timeline = lay_out(fitted.jobs, start, squeeze)
-    about: Row = {
-        "trace": recorded.source,
-        "format": str(recorded.format),
-        "scale": float(factor) if recorded.format is TraceFormat.ALIBABA else None,
-        "compress": float(squeeze),
-        "begin_seconds": float(timeline.begin),
-        "preplaced": timeline.preplaced,
-        "arrivals": len(timeline.arrivals),
-        "offered_gpus": timeline.offered_slices / geometry.slices,
-        **not_replayed(recorded, fitted, timeline),
-    }
-    return timeline, about, list(_in_words(recorded, fitted, timeline.over_before))
-
-
 class _Rounds:
-    """Shows how far each round is, and says how many clusters it tries."""
+    """Reports each round of a search: the clusters it tries, and its progress if it is long."""
 
-    def __init__(self, unit: str, quiet: int) -> None:
-        self._unit, self._quiet = unit, quiet
+    def __init__(self, unit: str, quiet_units: int) -> None:
+        self._unit, self._quiet_units = unit, quiet_units
         self._number = 0
 
     @contextmanager
@@ -355,19 +323,19 @@ class _Rounds:
         self._number += 1
         console.print(f"round {self._number}: {clusters} clusters to try")
         try:
-            if console.is_terminal or units > self._quiet:
+            if console.is_terminal or units > self._quiet_units:
                 with progress(units, self._unit) as tick:
                     yield tick
             else:
                 yield lambda done: None
         except KeyboardInterrupt:
-            console.print("Interrupted: half a search has no answer.")
+            console.print("Interrupted: an unfinished search has no result.")
             raise
 
 
 def _plot(planned: Planned, path: Path) -> None:
-    from slicewise.figures.planning import planning_curves
-    from slicewise.figures.save import save_as
+    from slicewise.lab.figures.planning import planning_curves
+    from slicewise.lab.figures.save import save_as
 
     setting = {**planned.setting, "title": planned.title}
     save_as(planning_curves(planned.rows, planned.curve, setting), path)

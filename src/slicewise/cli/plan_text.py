@@ -1,4 +1,4 @@
-"""A plan as text: a table with the GPUs each policy needs and what it saves."""
+"""Prints a plan: a table with the GPUs each policy needs and the GPUs it saves."""
 
 from __future__ import annotations
 
@@ -6,27 +6,26 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from slicewise.cli.output import Row
-from slicewise.cli.tables import print_table
-from slicewise.sim.experiment import ORACLE
+from slicewise.cli.tables import figures_table, print_table
+from slicewise.lab.experiment import ORACLE
 
 
 @dataclass(frozen=True)
 class Planned:
-    """Everything there is to say about a plan."""
+    """The results of a plan."""
 
     title: str
     setting: Row
-    """What was asked, and of which demand."""
+    """The question, and the demand or trace."""
     rows: Sequence[Row]
-    """An answer a policy."""
+    """One per policy."""
     curve: Sequence[Row]
-    """A line for every cluster that was tried."""
+    """One per cluster tried."""
     notes: Sequence[str] = ()
-    """What was left out of a trace."""
+    """The rows of the trace that were skipped."""
 
 
 _DRAWN = ("GPUs", "95%", "load", "rejected %", "saved", "95%", "saved %", "above")
@@ -34,18 +33,14 @@ _RECORDED = ("GPUs", "chance", "load", "rejected", "rejected %", "saved", "saved
 
 
 def print_plan(planned: Planned) -> None:
-    """Print it."""
+    """Print a plan."""
     console = Console(highlight=False, markup=False)
     recorded = "trace" in planned.setting
     for line in _heading(planned, recorded):
         console.print(line, soft_wrap=True)
-    table = Table(box=None, padding=(0, 1, 0, 0))
-    # A distribution written out can be long; it must not push the figures off the screen.
     widest = max(len(str(row["policy"])) for row in planned.rows) + 2
-    table.add_column("", no_wrap=True, max_width=max(widest, 24))
-    for heading in _RECORDED if recorded else _DRAWN:
-        table.add_column(heading, justify="right", no_wrap=True)
-    cells = _of_trace if recorded else _of_draws
+    table = figures_table(_RECORDED if recorded else _DRAWN, max_width=max(widest, 24))
+    cells = _trace_cells if recorded else _demand_cells
     share = "rejected_share" if planned.setting["count"] == "requests" else "rejected_slices_share"
     for distribution in dict.fromkeys(row.get("distribution") for row in planned.rows):
         if distribution is not None:
@@ -77,7 +72,7 @@ def _heading(planned: Planned, recorded: bool) -> Iterator[str]:
     yield ", ".join(parts)
 
 
-def _of_draws(row: Row, share: str) -> Iterator[str]:
+def _demand_cells(row: Row, share: str) -> Iterator[str]:
     yield _whole(row["needed_gpus"])
     yield _span(row["needed_gpus_ci95"], "-")
     yield _decimals(row["load"], 2)
@@ -88,7 +83,7 @@ def _of_draws(row: Row, share: str) -> Iterator[str]:
     yield _whole(row["above_limit_gpus"])
 
 
-def _of_trace(row: Row, share: str) -> Iterator[str]:
+def _trace_cells(row: Row, share: str) -> Iterator[str]:
     first, needed = row["first_gpus"], row["needed_gpus"]
     yield _whole(needed)
     yield "-" if first == needed else _span([first, needed], "-")
@@ -104,8 +99,8 @@ def _footing(planned: Planned, recorded: bool, share: str) -> Iterator[str]:
     reference = rows[0]["compared_with"]
     if recorded:
         yield (
-            "GPUs: from here on every size tried meets the target; chance: below, some do and "
-            f"some do not; saved: beside {reference}"
+            "GPUs: this size and every larger one tried meet the target; chance: in this range, "
+            f"some do and some do not; saved: beside {reference}"
         )
     else:
         yield (

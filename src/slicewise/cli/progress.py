@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -16,29 +16,35 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from slicewise.policies.base import ScanPolicy
-from slicewise.sim.experiment import Experiment, Tick
-from slicewise.sim.runner import Outcome, run_experiment, total_units
+from slicewise.lab.experiment import Experiment, Tick
+from slicewise.lab.runner import Outcome, run_experiment, total_units
+from slicewise.policies.base import Policy, ScanPolicy, TablePolicy
 
 
 def run_with_progress(experiment: Experiment, workers: int | None, unit: str) -> Outcome:
-    """Run an experiment and show how far it is."""
-    console = Console(stderr=True, highlight=False)
-    for policy in experiment.policies:
-        if isinstance(policy, ScanPolicy):
-            console.print(f"{policy.name} decides on the slow path: it looks at GPUs one by one.")
-        elif experiment.runs_on_engine(policy):
-            console.print(f"{policy.name} is not compiled: the engine runs it.")
+    """Run an experiment with a progress display."""
+    report_slow_policies(experiment.policies, experiment.on_engine)
     with progress(total_units(experiment), unit) as tick:
         outcome = run_experiment(experiment, workers, tick)
     if outcome.interrupted and any(map(outcome.paired_runs, range(len(experiment.mixes)))):
-        console.print("Interrupted: the results are of the runs that were finished.")
+        console = Console(stderr=True, highlight=False)
+        console.print("Interrupted: the results cover the finished runs.")
     return outcome
+
+
+def report_slow_policies(policies: Iterable[Policy], on_engine: bool = False) -> None:
+    """Name the policies that are not compiled, on standard error."""
+    console = Console(stderr=True, highlight=False)
+    for policy in policies:
+        if isinstance(policy, ScanPolicy):
+            console.print(f"{policy.name} runs on the slow path: it scans GPUs one by one.")
+        elif on_engine or not isinstance(policy, TablePolicy):
+            console.print(f"{policy.name} is not compiled: the engine runs it.")
 
 
 @contextmanager
 def progress(total: int, unit: str) -> Iterator[Tick]:
-    """A bar on a terminal, a line now and then elsewhere; yields what to call as work is done."""
+    """Show a bar on a terminal, else a line per 10%; yield a callback for finished work."""
     console = Console(stderr=True, highlight=False)
     show = _bar if console.is_terminal else _lines
     with show(console, total, unit) as tick:
@@ -68,7 +74,7 @@ def _bar(console: Console, total: int, unit: str) -> Iterator[Tick]:
 
 @contextmanager
 def _lines(console: Console, total: int, unit: str) -> Iterator[Tick]:
-    """For logs and pipes: a line every tenth of the way."""
+    """For logs and pipes: a line per 10%."""
     done = tenths = 0
 
     def tick(units: int) -> None:

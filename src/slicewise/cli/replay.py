@@ -1,16 +1,13 @@
-"""`slicewise replay`: recorded requests instead of drawn ones."""
+"""`slicewise replay`: compare policies on a recorded trace."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
-from fractions import Fraction
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from slicewise.cli.choices import chosen_geometry, chosen_policies
@@ -18,15 +15,13 @@ from slicewise.cli.options import AsJson, CsvFile, GeometryFiles, Gpus, ModelNam
 from slicewise.cli.output import Row, as_csv, as_json, prepare_files, say_written, write_text
 from slicewise.cli.progress import progress
 from slicewise.cli.simulate import DEFAULT_POLICIES
-from slicewise.cli.tables import print_table
+from slicewise.cli.tables import Columns, figure_cell, figures_table, print_table
+from slicewise.cli.trace_input import TraceInput, TraceOptions, check_trace_options, load_trace
 from slicewise.core.errors import SlicewiseError
-from slicewise.sim.experiment import ORACLE
-from slicewise.sim.replay import GPUS_PER_NODE, MAX_GPUS, compare
-from slicewise.sim.timeline import Timeline, busy_begin, lay_out
-from slicewise.sim.trace import Fitted, Trace, TraceFormat, fit, read_trace
-
-_SHOWN_LINES = 5
-"""Malformed rows named in the text; JSON has them all."""
+from slicewise.lab.experiment import ORACLE
+from slicewise.lab.replay import GPUS_PER_NODE, MAX_GPUS, compare
+from slicewise.lab.timeline import Timeline
+from slicewise.lab.trace import TraceFormat
 
 
 def replay(
@@ -39,7 +34,7 @@ def replay(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="A policy; give several, or commas between (default: those of simulate).",
+            help="A policy; repeat, or separate by commas (default: those of simulate).",
         ),
     ] = None,
     model: ModelName = None,
@@ -64,8 +59,8 @@ def replay(
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help="Measure from here on, in the trace's time; who is there already is placed "
-            "beforehand (default: alibaba-2023 the dense part, plain the first arrival).",
+            help="Start of the measurement, in the trace's time; requests that run by then are "
+            "placed beforehand (default: alibaba-2023 the dense part, plain the first arrival).",
         ),
     ] = None,
     strict: Annotated[
@@ -87,32 +82,23 @@ def replay(
     for what, number in (("gpus", gpus), ("gpus per node", gpus_per_node)):
         if not 1 <= number <= MAX_GPUS:
             raise SlicewiseError(f"{what} must be 1 to {MAX_GPUS}, not {number}")
-    factor = _exact("--scale", 1 if scale is None else scale, 0.001, 1000)
-    squeeze = _exact("--compress", compress, 0.001, 1_000_000)
-    start = None if begin is None else _exact("--begin", begin, 0, 1e15)
+    options = TraceOptions(form, scale, compress, begin, strict)
+    check_trace_options(options)
     prepare_files(csv, plot)
-
-    recorded = read_trace(trace, form, strict=strict)
-    if recorded.format is TraceFormat.PLAIN and scale is not None:
-        raise SlicewiseError("--scale is for shares of a GPU, and a plain trace has none")
-    fitted = fit(recorded, chosen, factor, strict=strict)
-    if not fitted.jobs:
-        raise SlicewiseError(_nothing_left(recorded, fitted))
-    if start is None:
-        dense = recorded.format is TraceFormat.ALIBABA
-        start = busy_begin(fitted.jobs) if dense else fitted.jobs[0].arrival
-    timeline = lay_out(fitted.jobs, start, squeeze)
+    recorded = load_trace(trace, options, chosen)
+    timeline = recorded.timeline
     with progress(len(policies) + oracle, "replays") as tick:
         results = compare(timeline, chosen, gpus, policies, tick, gpus_per_node, oracle)
 
+    source = recorded.setting
     setting: Row = {
-        "trace": recorded.source,
-        "format": str(recorded.format),
+        "trace": source["trace"],
+        "format": source["format"],
         "model": chosen.model,
         "gpus": gpus,
         "gpus_per_node": gpus_per_node,
-        "scale": float(factor) if recorded.format is TraceFormat.ALIBABA else None,
-        "compress": float(squeeze),
+        "scale": source["scale"],
+        "compress": source["compress"],
         "offered_load": timeline.offered_slices / (gpus * chosen.slices),
     }
     if csv is not None:
@@ -120,81 +106,27 @@ def replay(
     if plot is not None:
         _plot(setting, results, plot)
     if json:
-        typer.echo(as_json(_document(setting, recorded, fitted, timeline, results)), nl=False)
+        typer.echo(as_json(_document(setting, recorded, results)), nl=False)
     else:
-        _print(setting, recorded, fitted, timeline, results)
+        _print(setting, recorded, results)
     say_written(csv, plot)
 
 
-def _exact(option: str, value: float, low: float, high: float) -> Fraction:
-    """A number as it was typed: 0.2 is one fifth, and not the nearest binary fraction."""
-    if not (math.isfinite(value) and low <= value <= high):
-        raise SlicewiseError(f"{option} must be {low:g} to {high:g}, not {value:g}")
-    return Fraction(str(value))
-
-
-def _left_out(trace: Trace, fitted: Fitted, over_before: int) -> dict[str, int]:
-    return {
-        "without_gpu": trace.without_gpu,
-        "zero_lifetime": trace.zero_lifetime,
-        "over_before_begin": over_before,
-        "no_profile": fitted.no_profile,
-        "malformed": len(fitted.malformed),
-    }
-
-
-_LEFT_OUT_WORDS = {
-    "without_gpu": "without a GPU",
-    "zero_lifetime": "of zero lifetime",
-    "over_before_begin": "over before the beginning",
-    "no_profile": "larger than any profile",
-    "malformed": "malformed",
-}
-
-
-def not_replayed(trace: Trace, fitted: Fitted, timeline: Timeline) -> Row:
-    """What is not replayed, as data: the counts, and all malformed rows."""
-    return {
-        "left_out": _left_out(trace, fitted, timeline.over_before),
-        "malformed_rows": [row._asdict() for row in fitted.malformed],
-    }
-
-
-def _in_words(
-    trace: Trace, fitted: Fitted, over_before: int, rest: str = " (--json lists them)"
-) -> Iterator[str]:
-    """What is not replayed: the counts, then malformed rows, and where to find the rest."""
-    counts = _left_out(trace, fitted, over_before)
-    parts = [f"{n} {_LEFT_OUT_WORDS[name]}" for name, n in counts.items() if n]
-    if parts:
-        yield f"Rows left out: {', '.join(parts)}."
-    for line, reason in fitted.malformed[:_SHOWN_LINES]:
-        yield f"  line {line}: {reason}"
-    if len(fitted.malformed) > _SHOWN_LINES:
-        yield f"  and {len(fitted.malformed) - _SHOWN_LINES} more{rest}"
-
-
-def _nothing_left(trace: Trace, fitted: Fitted) -> str:
-    why = " ".join(_in_words(trace, fitted, 0, rest="")) or "It has no rows."
-    return f"{trace.source} holds no request that can be replayed. {why}"
-
-
-def _document(
-    setting: Row, trace: Trace, fitted: Fitted, timeline: Timeline, results: list[dict[str, object]]
-) -> Row:
+def _document(setting: Row, recorded: TraceInput, results: list[dict[str, object]]) -> Row:
+    timeline = recorded.timeline
     return {
         **setting,
         "begin_seconds": float(timeline.begin),
         "measured_seconds": timeline.seconds,
         "preplaced": timeline.preplaced,
         "arrivals": len(timeline.arrivals),
-        **not_replayed(trace, fitted, timeline),
+        **recorded.skipped,
         "results": results,
     }
 
 
 def _flat(row: Row, prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Columns for CSV: a table within a row becomes columns with dots in their names."""
+    """Flatten a row for CSV: a nested table becomes columns with dotted names."""
     for name, value in row.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}.")
@@ -202,7 +134,7 @@ def _flat(row: Row, prefix: str = "") -> Iterator[tuple[str, object]]:
             yield prefix + name, value
 
 
-_COLUMNS = {
+_COLUMNS: Columns = {
     "rejected %": ("rejected_share", 100, 2),
     "of slices": ("rejected_slices_share", 100, 2),
     "util. %": ("utilization_percent", 1, 1),
@@ -210,21 +142,16 @@ _COLUMNS = {
     "active %": ("active_gpus_percent", 1, 1),
     "F": ("fragmentation", 1, 2),
 }
-"""By heading: the figure, what to multiply it with, and how many digits to show."""
 
 
-def _print(
-    setting: Row, trace: Trace, fitted: Fitted, timeline: Timeline, results: list[dict[str, object]]
-) -> None:
+def _print(setting: Row, recorded: TraceInput, results: list[dict[str, object]]) -> None:
     console = Console(highlight=False, markup=False)
+    timeline = recorded.timeline
     for line in _summary(setting, timeline):
         console.print(line, soft_wrap=True)
-    table = Table(box=None, padding=(0, 1, 0, 0))
-    table.add_column("", no_wrap=True)
-    for heading in (*_COLUMNS, "fragmented"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = figures_table((*_COLUMNS, "fragmented"))
     for row in results:
-        cells = [_cell(row[name], factor, digits) for name, factor, digits in _COLUMNS.values()]
+        cells = (figure_cell(row, *column) for column in _COLUMNS.values())
         table.add_row(Text(str(row["policy"])), *cells, _fragmented(row))
     print_table(table, console)
     console.print("fragmented: of the rejections, how many although enough slices were free")
@@ -234,15 +161,15 @@ def _print(
         if row["preplaced_rejected"]:
             console.print(
                 f"{row['policy']}: {row['preplaced_rejected']} of the {timeline.preplaced} to be "
-                "placed beforehand found no place",
+                "placed beforehand could not be placed",
                 soft_wrap=True,
             )
-    for line in _in_words(trace, fitted, timeline.over_before):
+    for line in recorded.skipped_lines():
         console.print(line, soft_wrap=True)
 
 
 def _summary(setting: Row, timeline: Timeline) -> Iterator[str]:
-    """What was replayed, with everything that changes the figures."""
+    """Describe what was replayed, with every option that changes the figures."""
     gpus, each = setting["gpus"], setting["gpus_per_node"]
     assert isinstance(gpus, int)
     assert isinstance(each, int)
@@ -260,19 +187,15 @@ def _summary(setting: Row, timeline: Timeline) -> Iterator[str]:
 
 
 def _fragmented(row: Row) -> str:
-    """How many of the rejections; an oracle knows no such difference."""
+    """Format the share of rejections by fragmentation; the oracle has none."""
     reasons = row["rejected_by_reason"]
     assert isinstance(reasons, dict)
-    nowhere = row["peak_active_gpus_percent"] is None
-    return "-" if nowhere else f"{reasons['fragmented']}/{row['rejected']}"
-
-
-def _cell(value: object, factor: float, digits: int) -> str:
-    return f"{value * factor:.{digits}f}" if isinstance(value, (int, float)) else "-"
+    is_oracle = row["peak_active_gpus_percent"] is None
+    return "-" if is_oracle else f"{reasons['fragmented']}/{row['rejected']}"
 
 
 def _plot(setting: Row, results: list[dict[str, object]], path: Path) -> None:
-    from slicewise.figures.replay import replay_bars
-    from slicewise.figures.save import save_as
+    from slicewise.lab.figures.replay import replay_bars
+    from slicewise.lab.figures.save import save_as
 
     save_as(replay_bars(results, setting), path)

@@ -1,4 +1,4 @@
-"""`slicewise reproduce`: the paper's experiment, its figures and ours side by side."""
+"""`slicewise reproduce`: run the paper's experiment and compare the figures."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from slicewise.cli.options import DEFAULT_MODEL, AsJson, Seed, Workers, positive
 from slicewise.cli.output import Row, as_csv, as_json, prepare_folder, write_text
 from slicewise.cli.progress import run_with_progress
 from slicewise.cli.tables import print_table
-from slicewise.paper.comparison import Cell, Comparison, compare
-from slicewise.paper.findings import findings
-from slicewise.paper.published import published
-from slicewise.paper.report import RunMeta, render_report
+from slicewise.lab.experiment import Published
+from slicewise.lab.mix import PUBLISHED, parse_mix
+from slicewise.lab.paper.comparison import Cell, Comparison, compare
+from slicewise.lab.paper.findings import findings
+from slicewise.lab.paper.published import published
+from slicewise.lab.paper.report import RunMeta, caption, render_report
+from slicewise.lab.results import mean_fragmentation, published_rows
+from slicewise.lab.runner import Outcome
+from slicewise.lab.workload import Lifetime
 from slicewise.policies.registry import policy
-from slicewise.sim.experiment import Published
-from slicewise.sim.mix import PUBLISHED, parse_mix
-from slicewise.sim.results import mean_fragmentation, published_rows
-from slicewise.sim.runner import Outcome
-from slicewise.sim.workload import Lifetime
 
 SCHEMES = {
     "mfi": "MFI",
@@ -34,7 +34,7 @@ SCHEMES = {
     "first-fit-strict": "FF",
     "round-robin-strict": "RR",
 }
-"""Our policies, and what the paper calls them."""
+"""Our policies, with the paper's names."""
 
 GPUS = 100
 
@@ -49,12 +49,12 @@ def reproduce(
     seed: Seed = 1,
     lifetime: Annotated[
         Lifetime,
-        typer.Option(help="Longest lifetime: what fits the figures, or the paper's own words."),
+        typer.Option(help="Longest lifetime: what fits the figures, or the paper's definition."),
     ] = Lifetime.CAPACITY,
     workers: Workers = None,
     json: AsJson = False,
 ) -> None:
-    """Run the published experiment and hold our figures against the paper's."""
+    """Run the published experiment and compare our figures with the paper's."""
     geometry = load_geometry(DEFAULT_MODEL)
     experiment = Published(
         mixes=tuple(parse_mix(name, geometry) for name in PUBLISHED),
@@ -131,10 +131,10 @@ def _missing(outcome: Outcome) -> str:
 
 
 def _draw(rows: list[Row], fragmentation: list[Row], out: Path) -> dict[str, str]:
-    """Write the figures; returns them as SVG for the page."""
-    from slicewise.figures.bars import bars_at_demand, fragmentation_bars
-    from slicewise.figures.demand import demand_curves
-    from slicewise.figures.save import save_figure, svg_text
+    """Write the figures; return some of them as SVG for the report."""
+    from slicewise.lab.figures.bars import bars_at_demand, fragmentation_bars
+    from slicewise.lab.figures.curves import demand_curves
+    from slicewise.lab.figures.save import save_figure, svg_text
 
     paper = published().figures
     distributions = dict.fromkeys(str(row["distribution"]) for row in rows)
@@ -146,7 +146,9 @@ def _draw(rows: list[Row], fragmentation: list[Row], out: Path) -> dict[str, str
     for name, figure in figures.items():
         save_figure(figure, out / name)
     shown = ("demand-uniform", "bars", "fragmentation")
-    return {name: svg_text(figures[name], name) for name in shown if name in figures}
+    return {
+        name: svg_text(figures[name], name, caption(name).alt) for name in shown if name in figures
+    }
 
 
 def _print(comparison: Comparison, out: Path) -> None:

@@ -1,4 +1,4 @@
-"""`slicewise score`: how fragmented a GPU is, and how that comes about."""
+"""`slicewise score`: compute the fragmentation score of a GPU, profile by profile."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _print(geometry: Geometry, mask: int) -> None:
     table.add_row("F", "", "", "", totals[Reading.PARTIAL], "", totals[Reading.OVERLAP], "")
     print_table(table, console)
     console.print(
-        "\npartial counts windows that hold free and taken slices both (the paper's metric); "
+        "\npartial counts windows with both free and taken slices (the paper's metric); "
         "overlap counts every window with a taken slice (its Algorithm 1). A profile larger than "
         "the free slices is not counted."
     )

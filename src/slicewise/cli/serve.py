@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from slicewise.cli.connection import service_packages
 from slicewise.core.errors import SlicewiseError
 
 if TYPE_CHECKING:
-    from slicewise.control.ports import Leader, Store
-    from slicewise.service.extender import Extender
-    from slicewise.service.settings import Settings
+    from slicewise.config.settings import Settings
+    from slicewise.control.ports import Store
+    from slicewise.server.extender.extender import Extender
 
 
 def serve(
@@ -26,7 +27,7 @@ def serve(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Folder of the service: its database and admin token; made if missing.",
+            help="Data folder: database and admin token; created if missing.",
         ),
     ] = None,
     listen: Annotated[
@@ -35,10 +36,10 @@ def serve(
     ] = None,
     database: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="A PostgreSQL database, instead of SQLite in the folder."),
+        typer.Option(metavar="URL", help="A PostgreSQL database, in place of SQLite."),
     ] = None,
     policy: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The policy that places.")
+        str | None, typer.Option(metavar="NAME", help="The placement policy.")
     ] = None,
     tls_cert: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Certificate chain, PEM.")
@@ -48,18 +49,17 @@ def serve(
         bool,
         typer.Option(
             "--listen-without-tls",
-            help="Listen beyond loopback although there is no TLS: tokens then cross the "
-            "network in the clear.",
+            help="Listen beyond loopback without TLS: tokens cross the network in the clear.",
         ),
     ] = False,
     advertise: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Where others reach this process."),
+        typer.Option(metavar="URL", help="The URL of this process for other processes."),
     ] = None,
     init: Annotated[
         bool,
         typer.Option(
-            "--init", help="Begin a new history, though a service ran from the folder before."
+            "--init", help="Start a new history, even if the folder was used by a service before."
         ),
     ] = False,
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="Settings as TOML.")] = None,
@@ -69,16 +69,12 @@ def serve(
     ] = None,
 ) -> None:
     """Serve the HTTP API until interrupted; settings also come from a file and SLICEWISE_*."""
-    try:
-        from slicewise.service.beginning import check_beginning, traces
-        from slicewise.service.logs import set_up_logs
-        from slicewise.service.server import listening
-        from slicewise.service.setting_sources import assignments, read_settings
+    with service_packages("serving"):
+        from slicewise.config.logs import set_up_logs
+        from slicewise.config.sources import assignments, read_settings
+        from slicewise.server.bootstrap import check_history, traces
+        from slicewise.server.server import listening
         from slicewise.store import EmptyError, open_store
-    except ModuleNotFoundError as error:
-        raise SlicewiseError(
-            f"serving needs the extra packages of slicewise[service] ({error.name} is missing)"
-        ) from None
     flags: dict[str, object] = assignments(setting or [])
     flags |= {
         key: value
@@ -106,15 +102,15 @@ def serve(
             begin = init or not (required or traces(folder))
             store = open_store(folder, settings.database, begin=begin)
         except EmptyError:
-            check_beginning(folder, None, init=init, required=required)
+            check_history(folder, None, init=init, required=required)
             raise
         opened.callback(store.close)
-        check_beginning(folder, store.span(), init=init, required=required)
+        check_history(folder, store.span(), init=init, required=required)
         _run(store, settings, listener)
 
 
 def make_folder(folder: Path) -> None:
-    """Make the folder of a service, which only its owner may look into."""
+    """Create the data folder of a service, readable by its owner only."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except FileExistsError:
@@ -124,10 +120,10 @@ def make_folder(folder: Path) -> None:
 
 
 def _run(store: Store, settings: Settings, listener: socket.socket) -> None:
-    from slicewise.dashboard.compare import routes
+    from slicewise.dashboard.comparison_routes import routes
     from slicewise.dashboard.pages import Pages
-    from slicewise.service.server import serve
-    from slicewise.service.service import Service
+    from slicewise.server.server import serve
+    from slicewise.server.service import Service
 
     async def run() -> None:
         extender = _extender(settings)
@@ -140,17 +136,18 @@ def _run(store: Store, settings: Settings, listener: socket.socket) -> None:
         )
 
         def ready(url: str) -> None:
-            # What is there now stays: looking through it for garbage again and again would hold
-            # up requests on a large cluster.
+            # The state is large and stays: scanning it for garbage would hold up requests.
             gc.collect()
             gc.freeze()
             gc.set_threshold(10_000, 20, 50)
-            # A commit that is ready to go on should not wait long for the event loop.
-            sys.setswitchinterval(0.0005)
-            if service.plant.leads:
+            # The store's thread takes the interpreter's lock after every statement of a commit.
+            sys.setswitchinterval(0.0001)
+            if service.runtime.leads:
                 typer.echo(f"slicewise: leading at {url}, admin token in {service.admin_token}")
             else:
-                typer.echo(f"slicewise: following at {url}, {_who(service.plant.leader)} leads")
+                leader = service.runtime.leader
+                who = "none" if leader is None else leader.address
+                typer.echo(f"slicewise: following at {url}, {who} leads")
 
         await serve(service, listener, ready)
 
@@ -159,16 +156,16 @@ def _run(store: Store, settings: Settings, listener: socket.socket) -> None:
 
 
 def _extender(settings: Settings) -> Extender | None:
-    """The scheduler's extender, where it is switched on."""
+    """The scheduler extender, if it is enabled."""
     if not settings.extender_enabled:
         return None
     try:
-        from slicewise.k8s.pods import ClusterPods
+        from slicewise.kubernetes.extender_pods import ClusterPods
     except ModuleNotFoundError as error:
         raise SlicewiseError(
             f"extender.enabled needs the extra packages of slicewise[k8s] ({error.name} is missing)"
         ) from None
-    from slicewise.service.extender import Extender
+    from slicewise.server.extender.extender import Extender
 
     try:
         pods = ClusterPods.open(settings.extender_kubeconfig)
@@ -177,12 +174,8 @@ def _extender(settings: Settings) -> Extender | None:
     return Extender(pods, settings)
 
 
-def _who(leader: Leader | None) -> str:
-    return "nobody" if leader is None else leader.address
-
-
 def loop_factory() -> type[asyncio.AbstractEventLoop] | None:
-    """The faster event loop, where there is one."""
+    """The event loop of uvloop, if it is installed."""
     try:
         import uvloop
     except ImportError:

@@ -1,13 +1,12 @@
-"""`slicewise simulate`: any policies, any distribution, any cluster."""
+"""`slicewise simulate`: compare policies on simulated arrivals."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from slicewise.cli.choices import chosen_geometry, chosen_mixes, chosen_policies
@@ -33,23 +32,23 @@ from slicewise.cli.output import (
     write_text,
 )
 from slicewise.cli.progress import run_with_progress
-from slicewise.cli.tables import print_table
-from slicewise.cli.waiting import (
+from slicewise.cli.queue_options import (
     PATIENCE,
     BackfillOption,
     OvertakesOption,
     PatienceOption,
     PriorityShareOption,
     QueueOption,
-    Waiting,
+    QueueOptions,
 )
+from slicewise.cli.tables import Columns, figure_cell, figures_table, print_table
 from slicewise.core.errors import SlicewiseError
-from slicewise.sim.experiment import ORACLE, Experiment, Published, Steady
-from slicewise.sim.migration import Migration, migration_rows
-from slicewise.sim.queueing import Queued, queue_rows
-from slicewise.sim.results import published_rows, steady_rows
-from slicewise.sim.runner import Outcome
-from slicewise.sim.workload import Lifetime
+from slicewise.lab.experiment import ORACLE, Experiment, Published, Steady
+from slicewise.lab.migration import Migration, migration_rows
+from slicewise.lab.queueing import Queued, queue_rows
+from slicewise.lab.results import published_rows, steady_rows
+from slicewise.lab.runner import Outcome
+from slicewise.lab.workload import Lifetime
 
 DEFAULT_POLICIES = [
     "mfi",
@@ -67,7 +66,7 @@ def simulate(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="A policy; give several, or commas between (default: ours, but the strict ones).",
+            help="A policy; repeat, or separate by commas (default: all but the strict ones).",
         ),
     ] = None,
     distribution: Annotated[
@@ -75,7 +74,7 @@ def simulate(
         typer.Option(
             metavar="NAME",
             help="uniform, skew-small, skew-big, bimodal, or 1g.10gb=0.5,7g.80gb=0.5; "
-            "several may be given (default: uniform).",
+            "may be repeated (default: uniform).",
         ),
     ] = None,
     model: ModelName = None,
@@ -87,16 +86,16 @@ def simulate(
     runs: Annotated[int, typer.Option(metavar="N", help="Independent runs.")] = 20,
     seed: Seed = 1,
     experiment: Annotated[
-        ExperimentName, typer.Option(help="Fill up once, or go on at a constant load.")
+        ExperimentName, typer.Option(help="Fill the cluster once, or run at a constant load.")
     ] = ExperimentName.PUBLISHED,
     load: Annotated[
         float, typer.Option(metavar="X", help="Steady: offered load, 1 is all slices.")
     ] = 0.85,
     duration: Annotated[
-        int, typer.Option(metavar="N", help="Steady: how many longest lifetimes to run for.")
+        int, typer.Option(metavar="N", help="Steady: length of a run, in longest lifetimes.")
     ] = 40,
     warmup: Annotated[
-        int, typer.Option(metavar="N", help="Steady: how many of them are not measured.")
+        int, typer.Option(metavar="N", help="Steady: how much of it is not measured.")
     ] = 3,
     oracle: Annotated[
         bool,
@@ -129,57 +128,37 @@ def simulate(
     chosen = chosen_geometry(model, geometry)
     mixes = chosen_mixes(distribution or ["uniform"], chosen)
     policies = chosen_policies(policy or DEFAULT_POLICIES)
-    waiting = Waiting(queue, backfill, overtakes, patience, priority_share)
-    waiting.check(experiment is ExperimentName.STEADY)
+    queueing = QueueOptions(queue, backfill, overtakes, patience, priority_share)
+    queueing.check(experiment is ExperimentName.STEADY)
     if migrate is not None and (experiment is not ExperimentName.STEADY or queue is not None):
         raise SlicewiseError("--migrate needs --experiment steady, and no --queue")
-    what: Experiment
+    settings: dict[str, Any] = {
+        "mixes": mixes,
+        "policies": policies,
+        "gpus": gpus,
+        "runs": runs,
+        "seed": seed,
+        "gpus_per_node": gpus_per_node,
+    }
+    kind: type[Experiment]
     if experiment is ExperimentName.PUBLISHED:
-        what = Published(
-            mixes, policies, gpus, runs, seed, gpus_per_node=gpus_per_node, lifetime=lifetime
-        )
-    elif migrate is not None:
-        what = Migration(
-            mixes,
-            policies,
-            gpus,
-            runs,
-            seed,
-            gpus_per_node=gpus_per_node,
-            load=load,
-            lifetimes=duration,
-            warmup=warmup,
-            oracle=oracle,
-            share=migrate,
-        )
-    elif queue is None:
-        what = Steady(
-            mixes,
-            policies,
-            gpus,
-            runs,
-            seed,
-            gpus_per_node=gpus_per_node,
-            load=load,
-            lifetimes=duration,
-            warmup=warmup,
-            oracle=oracle,
-        )
+        kind = Published
+        settings["lifetime"] = lifetime
     else:
-        what = Queued(
-            mixes,
-            policies,
-            gpus,
-            runs,
-            seed,
-            gpus_per_node=gpus_per_node,
-            load=load,
-            lifetimes=duration,
-            warmup=warmup,
-            discipline=waiting.discipline,
-            patience=PATIENCE if patience is None else patience,
-            priority_share=priority_share or 0.0,
-        )
+        kind = Steady
+        settings |= {"load": load, "lifetimes": duration, "warmup": warmup, "oracle": oracle}
+    if queue is not None:
+        kind = Queued
+        del settings["oracle"]
+        settings |= {
+            "discipline": queueing.discipline,
+            "patience": PATIENCE if patience is None else patience,
+            "priority_share": priority_share or 0.0,
+        }
+    elif migrate is not None:
+        kind = Migration
+        settings["share"] = migrate
+    what = kind(**settings)
     prepare_files(csv, plot)
     unit = "runs" if isinstance(what, Published) else "slots"
     outcome = run_with_progress(what, positive_workers(workers), unit)
@@ -212,7 +191,7 @@ def _rows(outcome: Outcome) -> list[Row]:
 
 
 def _without_groups(row: Row) -> Row:
-    """A row without what is told apart inside it: the same columns for every distribution."""
+    """Drop nested groups, so that every distribution has the same columns."""
     return {name: value for name, value in row.items() if not isinstance(value, dict)}
 
 
@@ -229,13 +208,9 @@ def _document(outcome: Outcome, name: ExperimentName, rows: list[Row]) -> dict[s
     }
 
 
-_Columns = dict[str, tuple[str, float, int]]
-"""By heading: the figure, what to multiply it with, and how many digits to show."""
-
-
 def _print_steady(rows: list[Row]) -> None:
     first = rows[0]["compared_with"]
-    columns: _Columns = {
+    columns = {
         "rejected %": ("rejected_share", 100, 2),
         "of slices": ("rejected_slices_share", 100, 2),
         "util. %": ("utilization_percent", 1, 1),
@@ -248,7 +223,7 @@ def _print_steady(rows: list[Row]) -> None:
         ),
     }
     if "migrated_share" in rows[0]:
-        del columns["active %"]  # a line holds no more
+        del columns["active %"]  # keeps the table narrow
         columns["moves %"] = ("migrated_share", 100, 2)
     gpus, load = (rows[0][name] for name in ("gpus", "load"))
     title = f"{gpus} GPUs at load {load:g}, {runs_of(rows)} runs; vs {first}: rejected %, paired"
@@ -262,8 +237,8 @@ def _print_queued(rows: list[Row]) -> None:
     first = rows[0]
     forever = first["patience_lifetimes"] is None
     urgent = first["priority_share"] != 0
-    columns: _Columns = {
-        # Nobody gives up who waits for ever; what is left over tells whether the queue grows.
+    columns = {
+        # Without patience nothing is rejected; what is left shows whether the queue grows.
         "left %" if forever else "rejected %": (
             "still_waiting_share" if forever else "rejected_share",
             100,
@@ -293,7 +268,7 @@ def _print_queued(rows: list[Row]) -> None:
 
 
 def _print_published(rows: list[Row]) -> None:
-    columns: _Columns = {
+    columns = {
         "acceptance": ("acceptance_rate", 1, 3),
         "sched/mfi": ("scheduled_ratio_to_mfi", 1, 3),
         "util. %": ("utilization_percent", 1, 1),
@@ -304,36 +279,22 @@ def _print_published(rows: list[Row]) -> None:
     _print_by_distribution(at_85, columns, "at 85% demand (all demand bins: --json or --csv)")
 
 
-def _print_by_distribution(rows: list[Row], columns: _Columns, title: str) -> None:
-    table = Table(box=None, padding=(0, 1, 0, 0), caption=f"{title}; ± is a 95% interval over runs")
-    table.add_column("", no_wrap=True)
-    for heading in columns:
-        table.add_column(heading, justify="right", no_wrap=True)
+def _print_by_distribution(rows: list[Row], columns: Columns, title: str) -> None:
+    table = figures_table(columns, f"{title}; ± is a 95% interval over runs")
     for distribution in dict.fromkeys(str(row["distribution"]) for row in rows):
-        # Written out it can be long: with a line for each profile, it pushes no figures away.
+        # A custom distribution can be long: one line per profile keeps the figures in view.
         table.add_row(Text(distribution.replace(",", ",\n"), "bold"))
         for row in rows:
             if row["distribution"] == distribution:
-                cells = (_cell(row, *column) for column in columns.values())
+                cells = (figure_cell(row, *column) for column in columns.values())
                 table.add_row(Text(f"  {row['policy']}"), *cells)
     print_table(table, Console())
 
 
-def _cell(row: Row, figure: str, scale: float, digits: int) -> str:
-    value, interval = row[figure], row[f"{figure}_ci95"]
-    if not isinstance(value, (int, float)):
-        return "-"
-    text = f"{value * scale:.{digits}f}"
-    if not isinstance(interval, list):
-        return text
-    return f"{text}±{(interval[1] - interval[0]) / 2 * scale:.{digits}f}"
-
-
 def _plot(experiment: Experiment, rows: list[Row], path: Path) -> None:
-    from slicewise.figures.bars import steady_bars
-    from slicewise.figures.demand import demand_curves
-    from slicewise.figures.save import save_as
-    from slicewise.figures.waiting import waiting_bars
+    from slicewise.lab.figures.bars import steady_bars, waiting_bars
+    from slicewise.lab.figures.curves import demand_curves
+    from slicewise.lab.figures.save import save_as
 
     if isinstance(experiment, Queued):
         save_as(waiting_bars(rows), path)

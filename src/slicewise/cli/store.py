@@ -1,4 +1,4 @@
-"""`slicewise backup`, `restore` and `verify`: looking after what the service keeps."""
+"""`slicewise backup`, `restore` and `verify`: maintenance of a service's store."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from slicewise.cli.connection import TokenFile, connect, service_packages
 from slicewise.cli.options import AsJson
 from slicewise.cli.output import as_json
 from slicewise.core.errors import SlicewiseError
@@ -19,38 +20,54 @@ if TYPE_CHECKING:
     from slicewise.store.contents import Contents
 
 Data = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="The folder of the service, with SQLite in it.")
+    Path | None, typer.Option(metavar="DIR", help="The data folder of a service with SQLite.")
 ]
 Database = Annotated[
-    str | None, typer.Option(metavar="URL", help="The PostgreSQL database of the service.")
+    str | None, typer.Option(metavar="URL", help="The PostgreSQL database of a service.")
 ]
-OwnBackup = Annotated[
+RunningServer = Annotated[
+    str | None, typer.Option(metavar="URL", help="A running service to back up.")
+]
+BackupToRead = Annotated[
     Path | None,
-    typer.Option("--backup", metavar="FILE", help="A backup, instead of a service's own."),
+    typer.Option("--backup", metavar="FILE", help="Read a backup instead of a store."),
 ]
 Archive = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="The archive (journal.archive), to begin with what is in it."),
+    typer.Option(metavar="DIR", help="Read the archive (journal.archive) before the journal."),
 ]
-TICKS = 1000
-"""Rows between two looks at the bar."""
+_ROWS_PER_UPDATE = 1000
+"""Rows between two updates of the progress bar."""
 BackupFile = Annotated[Path, typer.Argument(metavar="FILE", help="The backup.")]
 
 
 def backup(
-    file: BackupFile, data: Data = None, database: Database = None, json: AsJson = False
+    file: BackupFile,
+    server: RunningServer = None,
+    token_file: TokenFile = None,
+    data: Data = None,
+    database: Database = None,
+    json: AsJson = False,
 ) -> None:
-    """Write everything the service keeps to one file; the service may go on meanwhile."""
-    with _extra():
-        from slicewise.store import backup, open_contents
-        from slicewise.store.backups import refuse_existing
-    _one_of(data, database)
+    """Write the contents of a store to one file.
+
+    --server asks a running service for the backup, which needs an admin token. --data reads the
+    folder of a stopped service. --database reads a database, also while a service uses it.
+    """
+    with service_packages("this command"):
+        from slicewise.store import backup, open_contents, save_backup
+        from slicewise.store.backup_file import refuse_existing
+    _one_of(server=server, data=data, database=database)
     refuse_existing(file)
-    with (
-        open_contents(data, database) as contents,
-        _progress("backing up", contents.last_seq) as tick,
-    ):
-        rows = backup(contents, file, tick)
+    if server is not None:
+        with connect(server, token_file) as client:
+            rows = save_backup(client.backup(), file)
+    else:
+        with (
+            open_contents(data, database) as contents,
+            _progress("backing up", contents.last_seq) as advance,
+        ):
+            rows = backup(contents, file, advance)
     size = file.stat().st_size
     if json:
         typer.echo(as_json({"file": str(file), "rows": rows, "bytes": size}), nl=False)
@@ -61,21 +78,21 @@ def backup(
 def restore(
     file: BackupFile, data: Data = None, database: Database = None, json: AsJson = False
 ) -> None:
-    """Bring a backup into an empty folder or database, all of it or nothing."""
-    with _extra():
+    """Restore a backup into an empty folder or database, completely or not at all."""
+    with service_packages("this command"):
         from slicewise.store import open_backup, open_store, restore
-    _one_of(data, database)
+    _one_of(data=data, database=database)
     with open_backup(file) as contents:
         total = contents.last_seq
     if data is not None:
         try:
             data.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
-            raise SlicewiseError(f"{str(data)!r} cannot be made: {error.strerror}") from None
+            raise SlicewiseError(f"{str(data)!r} cannot be created: {error.strerror}") from None
     target = open_store(data, database)
     try:
-        with _progress("restoring", total) as tick:
-            rows = restore(file, target, tick)
+        with _progress("restoring", total) as advance:
+            rows = restore(file, target, advance)
     finally:
         target.close()
     if json:
@@ -87,21 +104,21 @@ def restore(
 def verify(
     data: Data = None,
     database: Database = None,
-    backup: OwnBackup = None,
+    backup: BackupToRead = None,
     archive: Archive = None,
     json: AsJson = False,
 ) -> None:
-    """Work out from the journal whether everything is as it must be; exit 1 if it is not."""
-    with _extra():
+    """Check the stored state against the journal; exit with 1 if they differ."""
+    with service_packages("this command"):
         from slicewise.store import verify
     with ExitStack() as stack:
-        contents = stack.enter_context(opened(data, database, backup, archive))
+        contents = stack.enter_context(open_source(data, database, backup, archive))
         report = verify(contents, stack.enter_context(_progress("verifying", contents.last_seq)))
     if json:
         document = {
             "clean": report.clean,
             "rows": report.rows,
-            "images": report.images,
+            "snapshots": report.snapshots,
             "answers": report.answers,
             "findings": report.findings,
             "more": report.more,
@@ -114,46 +131,37 @@ def verify(
             typer.echo(f"and {report.more} more findings")
         verdict = "clean" if report.clean else f"{len(report.findings) + report.more} findings"
         typer.echo(
-            f"{report.rows} rows, {report.images} images, {report.answers} answers: {verdict}"
+            f"{report.rows} rows, {report.snapshots} snapshots, {report.answers} answers: {verdict}"
         )
     if not report.clean:
         raise typer.Exit(1)
 
 
 @contextmanager
-def opened(
+def open_source(
     data: Path | None, database: str | None, backup: Path | None, archive: Path | None
 ) -> Iterator[Contents]:
-    """What a service keeps, or what a backup holds; with the archive in front, if one is named."""
-    with _extra():
+    """Open a store or a backup for reading; if an archive is named, its entries come first."""
+    with service_packages("this command"):
         from slicewise.store import open_backup, open_contents
         from slicewise.store.archive import ArchivedContents
-    _one_of(data, database, backup)
+    _one_of(data=data, database=database, backup=backup)
     with open_contents(data, database) if backup is None else open_backup(backup) as contents:
         yield contents if archive is None else ArchivedContents(contents, archive)
 
 
-@contextmanager
-def _extra() -> Iterator[None]:
-    """The store's packages are an extra: say so if they are missing."""
-    try:
-        yield
-    except ImportError as error:
-        raise SlicewiseError(
-            f"this needs the extra packages of slicewise[service] ({error.name} is missing)"
-        ) from None
-
-
-def _one_of(data: Path | None, database: str | None, *others: Path | None) -> None:
-    named = sum(one is not None for one in (data, database, *others))
+def _one_of(**given: Path | str | None) -> None:
+    """Refuse unless exactly one of these options is given."""
+    named = sum(value is not None for value in given.values())
     if named != 1:
-        choice = "--data, --database or --backup" if others else "--data or --database"
+        *others, last = (f"--{name}" for name in given)
+        choice = f"{', '.join(others)} or {last}"
         raise SlicewiseError(f"name one of {choice}, not {named or 'none'} of them")
 
 
 @contextmanager
 def _progress(what: str, rows: int) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal, and nothing elsewhere."""
+    """Show a progress bar if standard error is a terminal."""
     console = Console(stderr=True, highlight=False)
     columns = (
         TextColumn("{task.description}"),
@@ -165,13 +173,13 @@ def _progress(what: str, rows: int) -> Iterator[Callable[[int], None]]:
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=rows)
 
-        ticks = 0
+        rows_since = 0
 
-        def tick(more: int) -> None:
-            nonlocal ticks
-            ticks += more
-            if ticks >= TICKS:
-                bar.update(task, advance=ticks)
-                ticks = 0
+        def advance(more: int) -> None:
+            nonlocal rows_since
+            rows_since += more
+            if rows_since >= _ROWS_PER_UPDATE:
+                bar.update(task, advance=rows_since)
+                rows_since = 0
 
-        yield tick
+        yield advance

@@ -1,4 +1,4 @@
-"""`slicewise sweep`: an experiment file, run on all cores or a Ray cluster, and resumed at will."""
+"""`slicewise sweep`: run an experiment file on all cores or a Ray cluster; resumable."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from slicewise.cli.output import as_json, prepare_folder
 from slicewise.cli.progress import progress
 from slicewise.cli.sweep_results import Plan, document, plan_of, print_rows, write_results
 from slicewise.core.errors import SlicewiseError
-from slicewise.sim.crew import Crew, local_crew
-from slicewise.sim.finished import FinishedLog, load_finished
-from slicewise.sim.on_ray import OnRay
-from slicewise.sim.runner import Outcome, missing_runs, missing_units, run_missing
-from slicewise.sim.sweep import Sweep, summary_rows
-from slicewise.sim.sweep_file import load_sweep
+from slicewise.lab.checkpoint import FILE_NAME, Checkpoint, load_finished
+from slicewise.lab.executors import Executor, local_executor
+from slicewise.lab.ray_executor import RayExecutor
+from slicewise.lab.runner import Outcome, missing_runs, missing_units, run_missing
+from slicewise.lab.sweep import Sweep, load_sweep, summary_rows
 
 _INTERRUPTED = 130
 
@@ -31,7 +30,7 @@ def sweep(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="An experiment file (TOML).")],
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Folder for the results; what is finished there is kept."),
+        typer.Option(metavar="DIR", help="Folder for the results; finished runs in it are kept."),
     ] = None,
     workers: Workers = None,
     ray: Annotated[
@@ -42,12 +41,12 @@ def sweep(
         ),
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Say what would be run, and run nothing.")
+        bool, typer.Option("--check", help="Print what would run, and run nothing.")
     ] = False,
     json: AsJson = False,
 ) -> None:
-    """Run every combination of an experiment file; what is finished already is not run again."""
-    for package in ("numba", "pyarrow", "matplotlib"):
+    """Run every combination of an experiment file; finished runs are not repeated."""
+    for package in ("numba", "pyarrow", "matplotlib", "jinja2"):
         if find_spec(package) is None:
             raise SlicewiseError(f"{package} is not installed: install slicewise[lab]")
     positive_workers(workers)
@@ -57,15 +56,15 @@ def sweep(
     outcomes = chosen.outcomes()
     if check:
         if out is not None:
-            load_finished(out / "runs", outcomes)
+            load_finished(out / FILE_NAME, outcomes)
         _print_check(plan_of(chosen, outcomes), json)
         return
     if out is None:
         raise SlicewiseError("--out DIR is missing: the folder the results go to")
     prepare_folder(out)
-    damaged = load_finished(out / "runs", outcomes)
-    _announce(plan_of(chosen, outcomes), damaged)
-    _run(chosen, outcomes, local_crew(workers) if ray is None else OnRay(ray), out)
+    load_finished(out / FILE_NAME, outcomes)
+    _announce(plan_of(chosen, outcomes))
+    _run(chosen, outcomes, local_executor(workers) if ray is None else RayExecutor(ray), out)
     rows = summary_rows(outcomes)
     if not rows:
         raise SlicewiseError("interrupted before every policy had finished a run: no results yet")
@@ -77,29 +76,27 @@ def sweep(
         typer.echo(f"Report: {out / 'report.html'} (summary.parquet and runs.parquet beside it)")
     left = missing_runs(outcomes)
     if left:
-        _say(f"Interrupted with {left:,} runs left; the same command goes on from here.")
+        _print_note(f"Interrupted with {left:,} runs left; run the same command to resume.")
         raise typer.Exit(_INTERRUPTED)
 
 
-def _run(chosen: Sweep, outcomes: Sequence[Outcome], crew: Crew, out: Path) -> None:
+def _run(chosen: Sweep, outcomes: Sequence[Outcome], executor: Executor, out: Path) -> None:
     unit = "slots" if chosen.kind == "steady" else "runs"
     with (
         progress(missing_units(outcomes), unit) as tick,
-        FinishedLog(out / "runs", chosen.experiments) as log,
-        # Ray tells of lost nodes on standard output, where only results belong.
+        Checkpoint(out / FILE_NAME, chosen.experiments) as log,
+        # Ray reports lost nodes on standard output, which is for results only.
         redirect_stdout(sys.stderr),
     ):
-        run_missing(outcomes, crew, tick, log.keep)
+        run_missing(outcomes, executor, tick, log.keep)
 
 
-def _announce(plan: Plan, damaged: int) -> None:
-    if damaged:
-        _say(f"{damaged} damaged lines in the folder of finished runs: those runs are run again.")
+def _announce(plan: Plan) -> None:
     if plan["finished"]:
-        _say(f"{plan['finished']:,} of {plan['runs']:,} runs are finished already.")
+        _print_note(f"{plan['finished']:,} of {plan['runs']:,} runs are finished already.")
 
 
-def _say(words: str) -> None:
+def _print_note(words: str) -> None:
     Console(stderr=True, highlight=False, markup=False).print(words, soft_wrap=True)
 
 

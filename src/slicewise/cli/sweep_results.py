@@ -1,4 +1,4 @@
-"""What a sweep leaves behind: Parquet files, the report, JSON, and a table in the terminal."""
+"""The results of a sweep: Parquet files, the report, JSON, and a table in the terminal."""
 
 from __future__ import annotations
 
@@ -7,25 +7,24 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from slicewise.cli.output import Row, as_json, runs_of, write_text
-from slicewise.cli.tables import print_table
-from slicewise.figures.rows import distinct
-from slicewise.sim.experiment import ORACLE, Steady
-from slicewise.sim.meaning import made_with
-from slicewise.sim.runner import Outcome, missing_runs
-from slicewise.sim.sweep import Sweep, total_runs
+from slicewise.cli.tables import Columns, figure_cell, figures_table, print_table
+from slicewise.lab.experiment import ORACLE, Steady
+from slicewise.lab.figures.rows import distinct
+from slicewise.lab.fingerprint import made_with
+from slicewise.lab.runner import Outcome, missing_runs
+from slicewise.lab.sweep import Sweep, total_runs
 
 Plan = dict[str, Any]
 
-_ABREAST = 6
-"""How many columns of figures fit side by side in a terminal."""
+_MAX_LOADS = 6
+"""Columns of figures that fit side by side in a terminal."""
 
 
 def plan_of(chosen: Sweep, outcomes: Sequence[Outcome]) -> Plan:
-    """What a sweep spans, and how much of it is finished."""
+    """Return what a sweep covers, and how much of it is finished."""
     runs, missing = total_runs(outcomes), missing_runs(outcomes)
     return {**_spans(chosen), "runs": runs, "finished": runs - missing, "missing": missing}
 
@@ -49,7 +48,7 @@ def _spans(chosen: Sweep) -> Plan:
 
 
 def document(chosen: Sweep, outcomes: Sequence[Outcome], rows: Sequence[Row]) -> Plan:
-    """The results for `--json`; the same for the same file, however often it was interrupted."""
+    """Return the results for `--json`; interruptions do not change them."""
     missing = missing_runs(outcomes)
     return {
         **_spans(chosen),
@@ -65,7 +64,7 @@ def write_results(
     chosen: Sweep, outcomes: Sequence[Outcome], rows: Sequence[Row], out: Path
 ) -> None:
     """Write `runs.parquet`, `summary.parquet` and `report.html`."""
-    from slicewise.sim.parquet import runs_table, summary_table, write_table
+    from slicewise.lab.parquet import runs_table, summary_table, write_table
 
     about = {"experiment": chosen.text, "made_with": as_json(made_with()).strip()}
     write_table(out / "runs.parquet", runs_table(outcomes), about)
@@ -74,49 +73,24 @@ def write_results(
 
 
 def _report(chosen: Sweep, outcomes: Sequence[Outcome], rows: Sequence[Row]) -> str:
-    from slicewise.figures.save import svg_text
-    from slicewise.figures.sweep import MOST_PANELS, swatch, sweep_groups
-    from slicewise.figures.sweep_page import Drawing, DrawingGroup, SweepMeta, render_sweep
-    from slicewise.paper.svg import inline_svg
-
-    groups, left_out = sweep_groups(rows)
-    numbers = iter(range(1_000_000))
-
-    def drawing(title: str, words: str, figure: Any) -> Drawing:
-        name = f"drawing-{next(numbers)}"
-        return Drawing(title, inline_svg(name, svg_text(figure, name), words))
+    from slicewise.lab.figures.sweep_report import SweepMeta, render_sweep
 
     plan = plan_of(chosen, outcomes)
     meta = SweepMeta(
         title=chosen.title or f"Sweep: {chosen.name}",
         file=chosen.name,
         text=chosen.text,
-        summary=_in_a_line(plan),
+        summary=_summary(plan),
         facts=_facts(plan),
-        incomplete=f"{plan['missing']:,} of {plan['runs']:,} runs are not finished; they are run "
-        "when the same command is given again."
+        incomplete=f"{plan['missing']:,} of {plan['runs']:,} runs are not finished; run the same "
+        "command to resume."
         if plan["missing"]
         else "",
-        left_out=f"{left_out} groups of drawings are left out: a page shows {MOST_PANELS} at most."
-        if left_out
-        else "",
-        legend={
-            name: drawing(name, f"the line of {name}", swatch(name)).svg
-            for name in distinct(rows, "policy")
-        },
     )
-    drawn = [
-        DrawingGroup(
-            group.title,
-            tuple(drawing(p.title, p.words, p.figure) for p in group.panels),
-            group.needs_legend,
-        )
-        for group in groups
-    ]
-    return render_sweep(meta, rows, drawn)
+    return render_sweep(meta, rows)
 
 
-def _in_a_line(plan: Plan) -> str:
+def _summary(plan: Plan) -> str:
     policies = [name for name in plan["policies"] if name != ORACLE]
     limit = " and the oracle" if ORACLE in plan["policies"] else ""
     spans = [
@@ -153,7 +127,7 @@ def _facts(plan: Plan) -> dict[str, str]:
     return {name: fact for name, fact in facts.items() if fact}
 
 
-_PUBLISHED = {
+_PUBLISHED: Columns = {
     "acceptance": ("acceptance_rate", 1, 3),
     "util. %": ("utilization_percent", 1, 1),
     "active %": ("active_gpus_percent", 1, 1),
@@ -162,16 +136,13 @@ _PUBLISHED = {
 
 
 def print_rows(rows: Sequence[Row]) -> None:
-    """Rejections by load in the terminal, or the published figures at 85% demand."""
+    """Print rejections by load, or the published figures at 85% demand."""
     steady = "load" in rows[0]
     keys = ("distribution", "gpus", "model", "seed")
     shown = rows if steady else [row for row in rows if row["demand"] == 0.85]
     loads = distinct(rows, "load") if steady else []
-    table = Table(box=None, padding=(0, 1, 0, 0))
-    # A distribution written out can be long; it must not push the figures off the screen.
-    table.add_column("load" if steady else "", no_wrap=True, max_width=40)
-    for heading in [f"{load:g}" for load in loads[:_ABREAST]] or _PUBLISHED:
-        table.add_column(heading, justify="right", no_wrap=True)
+    headings = [f"{load:g}" for load in loads[:_MAX_LOADS]] or [*_PUBLISHED]
+    table = figures_table(headings, first="load" if steady else "", max_width=40)
     several_seeds = len(distinct(rows, "seed")) > 1
     for setting in dict.fromkeys(tuple(row[key] for key in keys) for row in shown):
         mix, gpus, model, seed = setting
@@ -182,24 +153,16 @@ def print_rows(rows: Sequence[Row]) -> None:
             mine = [row for row in here if row["policy"] == name]
             if steady:
                 by_load = {row["load"]: row for row in mine}
-                cells = [_cell(by_load.get(x), "rejected_share", 100, 2) for x in loads[:_ABREAST]]
+                cells = [
+                    figure_cell(by_load.get(x), "rejected_share", 100, 2)
+                    for x in loads[:_MAX_LOADS]
+                ]
             else:
-                cells = [_cell(mine[0], *column) for column in _PUBLISHED.values()]
+                cells = [figure_cell(mine[0], *column) for column in _PUBLISHED.values()]
             table.add_row(Text(f"  {name}"), *cells)
     console = Console(highlight=False)
     print_table(table, console)
     what = "rejected %, by load" if steady else "at 85% demand"
     console.print(f"{what}; ± is a 95% interval over {runs_of(rows)} runs")
-    if len(loads) > _ABREAST:
-        console.print(f"{len(loads) - _ABREAST} more loads are in the report")
-
-
-def _cell(row: Row | None, figure: str, factor: float, digits: int) -> str:
-    value = None if row is None else row[figure]
-    if row is None or not isinstance(value, (int, float)):
-        return "-"
-    text = f"{value * factor:.{digits}f}"
-    ends = row[f"{figure}_ci95"]
-    return (
-        f"{text}±{(ends[1] - ends[0]) / 2 * factor:.{digits}f}" if isinstance(ends, list) else text
-    )
+    if len(loads) > _MAX_LOADS:
+        console.print(f"{len(loads) - _MAX_LOADS} more loads are in the report")

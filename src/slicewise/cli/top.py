@@ -1,4 +1,4 @@
-"""`slicewise top`: a service at a glance, once or as it changes."""
+"""`slicewise top`: an overview of a service, once or live."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import typer
 from rich.console import Console
 
 from slicewise.cli.connection import DEFAULT_SERVER, Server, TokenFile, connect
+from slicewise.cli.formatting import show_json
 from slicewise.cli.options import AsJson
-from slicewise.cli.screen import screen
-from slicewise.cli.telling import show_json
+from slicewise.cli.top_screen import screen
 from slicewise.core.errors import SlicewiseError
 
 
 def top(
-    interval: Annotated[float, typer.Option(metavar="SECONDS", help="How often to look.")] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
+    interval: Annotated[float, typer.Option(metavar="SECONDS", help="Refresh interval.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
     server: Server = DEFAULT_SERVER,
     token_file: TokenFile = None,
     json: AsJson = False,
 ) -> None:
-    """Watch a service: its GPUs slice by slice, what is left, who waits, how fast it goes."""
+    """Watch a service: GPUs slice by slice, free capacity, queue and rates."""
     if not 0.1 <= interval <= 3600:
         raise SlicewiseError(f"interval must be 0.1 to 3600 seconds, not {interval}")
     console = Console(highlight=False)
@@ -33,6 +33,6 @@ def top(
         else:
             console.print(screen(view, console))
         return
-    from slicewise.cli.watching import watch  # asyncio, which a single look does not need
+    from slicewise.cli.top_live import watch  # asyncio, which --once does not need
 
     watch(console, interval, server, token_file)

@@ -1,4 +1,4 @@
-"""A typed client of the service, in two forms: `Client` waits, `AsyncClient` is awaited.
+"""A typed client of the service, blocking (`Client`) or asynchronous (`AsyncClient`).
 
 >>> from slicewise.client import Client
 >>> with Client("http://127.0.0.1:8080", token="sw_...") as client:  # doctest: +SKIP
@@ -10,41 +10,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from slicewise.client.blocking import Client
+from slicewise.api.agents import AgentView, ForeignView
+from slicewise.api.allocations import AllocationBody, AllocationView, DryRun, NeedBody, PartView
+from slicewise.api.base import Problem
+from slicewise.api.cluster import ClusterView, ModelView, PolicyView
+from slicewise.api.defrag import MoveBody, PlanView
+from slicewise.api.events import EventView
+from slicewise.api.health import ClockStepView, ClockView, Readiness
+from slicewise.api.nodes import NodeDetail, NodeView
+from slicewise.api.stats import StatsView
+from slicewise.api.tenants import NewTokenView, Quota, TenantView, TokenView, WhoView
+from slicewise.client.blocking_client import Client
 from slicewise.client.errors import ApiError, RejectedError, ResyncError, UnreachableError
-from slicewise.control.agent_wire import AgentView, ForeignView
-from slicewise.control.entries import Part, Role
-from slicewise.control.lately import LatelyView
-from slicewise.control.reports import (
-    ClusterView,
-    DryRun,
-    EventView,
-    ModelView,
-    MoveBody,
-    NodeDetail,
-    PlanView,
-    PolicyView,
-    Readiness,
-    WhoView,
-)
-from slicewise.control.wire import (
-    AllocationBody,
-    AllocationView,
-    ClockStepView,
-    ClockView,
-    NeedBody,
-    NewTokenView,
-    NodeView,
-    PartView,
-    Problem,
-    Quota,
-    TenantView,
-    TokenView,
-)
 from slicewise.core.request import Need
+from slicewise.journal.entries import Part, Role
 
 if TYPE_CHECKING:
-    from slicewise.client.aio import AsyncClient
+    from slicewise.client.async_client import AsyncClient
 
 __all__ = [
     "AgentView",
@@ -59,7 +41,6 @@ __all__ = [
     "DryRun",
     "EventView",
     "ForeignView",
-    "LatelyView",
     "ModelView",
     "MoveBody",
     "Need",
@@ -77,6 +58,7 @@ __all__ = [
     "RejectedError",
     "ResyncError",
     "Role",
+    "StatsView",
     "TenantView",
     "TokenView",
     "UnreachableError",
@@ -84,12 +66,12 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # or a misspelt name would look like a good one
+if not TYPE_CHECKING:  # otherwise a type checker would accept any name
 
     def __getattr__(name: str) -> object:
-        """The asynchronous client; the blocking one does without asyncio."""
+        """Import the asynchronous client on demand: the blocking one needs no asyncio."""
         if name != "AsyncClient":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from slicewise.client.aio import AsyncClient
+        from slicewise.client.async_client import AsyncClient
 
         return AsyncClient

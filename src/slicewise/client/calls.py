@@ -1,67 +1,57 @@
-"""What can be called: each call as data, so that both clients say the same thing the same way."""
+"""The calls of the API as data: method, path, query, body and the type of the answer."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 from urllib.parse import quote
 
-from slicewise.client.bodies import checked
-from slicewise.control.agent_wire import AdoptBody, ForeignView
-from slicewise.control.entries import Role
-from slicewise.control.lately import LatelyView
-from slicewise.control.reports import (
-    AllocationPage,
-    ClusterView,
-    DryRun,
-    EventPage,
-    EventView,
-    ModelList,
-    MoveBody,
-    MovesBody,
-    NodeDetail,
-    NodePage,
-    PlanView,
-    PolicyList,
-    QueuePage,
-    QuotaPatch,
-    Readiness,
-    TenantPage,
-    TenantPatch,
-    TokenPage,
-    WhoView,
-)
-from slicewise.control.wire import (
+import msgspec
+
+from slicewise.api.agents import AdoptBody, ForeignView
+from slicewise.api.allocations import (
     AllocationBody,
+    AllocationPage,
     AllocationView,
     BatchBody,
     BatchView,
-    ClockStepBody,
-    ClockStepView,
-    ClockView,
-    DrainBody,
-    MovesView,
+    DryRun,
     NeedBody,
+    QueuePage,
+)
+from slicewise.api.base import encode
+from slicewise.api.cluster import ClusterView, ModelList, PolicyList
+from slicewise.api.defrag import MoveBody, MovesBody, MovesView, PlanView
+from slicewise.api.events import EventPage, EventView
+from slicewise.api.health import ClockStepBody, ClockStepView, ClockView, Readiness
+from slicewise.api.nodes import DrainBody, NodeBody, NodeDetail, NodePage, NodeView
+from slicewise.api.stats import StatsView
+from slicewise.api.tenants import (
     NewTokenView,
-    NodeBody,
-    NodeView,
     Quota,
+    QuotaPatch,
     RotateBody,
     TenantBody,
+    TenantPage,
+    TenantPatch,
     TenantView,
     TokenBody,
+    TokenPage,
     TokenView,
+    WhoView,
 )
 from slicewise.core.errors import SlicewiseError, UnknownNameError
 from slicewise.core.request import Need
+from slicewise.journal.entries import Role
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """A request to the service, and what its answer is."""
+    """A request to the service, and the type of its answer."""
 
     method: str
     path: str
@@ -69,22 +59,22 @@ class Call(Generic[T]):
     body: bytes | None = None
     query: tuple[tuple[str, str], ...] = ()
     keyed: bool = False
-    """Whether it takes an idempotency key, which makes it safe to send again."""
-    harmless: bool = False
-    """Whether it changes nothing, or leaves the same however often it is made."""
+    """Whether it takes an idempotency key, which makes it safe to repeat."""
+    idempotent: bool = False
+    """Whether repeating it has no further effect, even without a key."""
 
     @property
     def repeatable(self) -> bool:
-        """Whether sending it twice is the same as once."""
-        return self.keyed or self.harmless or self.method == "GET"
+        """Whether it is safe to send again."""
+        return self.keyed or self.idempotent or self.method == "GET"
 
 
 class Page(Protocol):
-    """Some of a list, and where the rest begins."""
+    """A page of a list."""
 
     @property
     def next(self) -> str | None:
-        """Where the next page begins; None where there is none."""
+        """The cursor of the next page; None on the last."""
 
 
 P = TypeVar("P", bound=Page)
@@ -92,14 +82,14 @@ P = TypeVar("P", bound=Page)
 
 @dataclass(frozen=True, slots=True)
 class Pages(Generic[P, T]):
-    """A list that comes in pages."""
+    """A paginated list."""
 
     first: Call[P]
     items: Callable[[P], Sequence[T]]
-    """What a page holds."""
+    """Extracts the items of a page."""
 
-    def behind(self, page: P) -> Call[P] | None:
-        """The call that gets the page behind this one, if there is one."""
+    def next_call(self, page: P) -> Call[P] | None:
+        """The call for the page after this one; None after the last."""
         if page.next is None:
             return None
         return replace(self.first, query=(*self.first.query, ("cursor", page.next)))
@@ -108,12 +98,12 @@ class Pages(Generic[P, T]):
 def _path(*parts: str) -> str:
     for part in parts:
         if not part or "/" in part or part in (".", ".."):
-            raise SlicewiseError(f"{part!r} is no name or id of anything")
+            raise SlicewiseError(f"{part!r} is not a valid name or id")
     return "/".join(("/v1", *(quote(part, safe="", errors="replace") for part in parts)))
 
 
 def _query(**given: object) -> tuple[tuple[str, str], ...]:
-    """Parameters behind the question mark: None is left out, a list is repeated."""
+    """Query parameters: None is omitted, a tuple is repeated."""
     pairs: list[tuple[str, str]] = []
     for name, value in given.items():
         for one in value if isinstance(value, tuple) else (value,):
@@ -122,9 +112,26 @@ def _query(**given: object) -> tuple[tuple[str, str], ...]:
     return tuple(pairs)
 
 
-def _several(names: str | Sequence[str]) -> tuple[str, ...]:
-    """One name or several."""
+def _as_tuple(names: str | Sequence[str]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
+
+
+_INVALID = re.compile(r"(?P<problem>.*) - at `(?:key` in `)?\$\.?(?P<path>[^`]*)`", re.DOTALL)
+_NAME = "expected 1 to 63 letters, digits, '.', '_' or '-', starting with a letter or digit"
+
+
+def _json(body: msgspec.Struct) -> bytes:
+    """Encode a body, checked against the limits of its schema."""
+    try:
+        msgspec.convert(msgspec.to_builtins(body), type(body))  # JSON would turn NaN into null
+        return encode(body)
+    except msgspec.ValidationError as error:
+        found = _INVALID.fullmatch(str(error))
+        path, problem = (found["path"], found["problem"]) if found else ("request", str(error))
+        problem = _NAME if "matching regex" in problem else problem.replace("`", "")
+        raise SlicewiseError(f"invalid {path}: {problem[0].lower()}{problem[1:]}") from None
+    except (TypeError, ValueError) as error:  # a value that JSON does not have
+        raise SlicewiseError(f"invalid request: {error}") from None
 
 
 # Allocations
@@ -146,9 +153,9 @@ def body_of(
     if isinstance(want, Need):
         need = NeedBody(compute=want.compute, memory_gb=want.memory_gb)
     return AllocationBody(
-        profile=want if need is None else None,  # type: ignore[arg-type]  # a str, or refused
+        profile=want if need is None else None,  # type: ignore[arg-type]  # _json checks it
         need=need,
-        models=_several(models),
+        models=_as_tuple(models),
         count=count,
         priority=priority,
         wait_seconds=wait_seconds,
@@ -160,22 +167,22 @@ def body_of(
 
 def allocate(body: AllocationBody) -> Call[AllocationView]:
     """Create an allocation."""
-    return Call("POST", _path("allocations"), AllocationView, checked(body), keyed=True)
+    return Call("POST", _path("allocations"), AllocationView, _json(body), keyed=True)
 
 
 def allocate_all(bodies: Sequence[AllocationBody]) -> Call[BatchView]:
-    """Create several, all or none."""
+    """Create several allocations atomically."""
     body = BatchBody(allocations=tuple(bodies))
-    return Call("POST", _path("allocations", "batch"), BatchView, checked(body), keyed=True)
+    return Call("POST", _path("allocations", "batch"), BatchView, _json(body), keyed=True)
 
 
 def dry_run(
     body: AllocationBody, policies: str | Sequence[str], alternatives: int | None
 ) -> Call[DryRun]:
-    """What would happen, without it happening."""
-    query = _query(policy=_several(policies), alternatives=alternatives)
+    """Simulate an allocation."""
+    query = _query(policy=_as_tuple(policies), alternatives=alternatives)
     path = _path("allocations", "dry-run")
-    return Call("POST", path, DryRun, checked(body), query, harmless=True)
+    return Call("POST", path, DryRun, _json(body), query, idempotent=True)
 
 
 def release(identity: str) -> Call[AllocationView]:
@@ -199,7 +206,7 @@ def allocations(
 
 
 def queue() -> Pages[QueuePage, AllocationView]:
-    """Those who wait."""
+    """The queue."""
     return Pages(Call("GET", _path("queue"), QueuePage), lambda page: page.allocations)
 
 
@@ -211,7 +218,7 @@ def add_node(
 ) -> Call[NodeView]:
     """Register a node."""
     body = NodeBody(name=name, model=model, gpus=gpus, labels=dict(labels or {}))
-    return Call("POST", _path("nodes"), NodeView, checked(body), keyed=True)
+    return Call("POST", _path("nodes"), NodeView, _json(body), keyed=True)
 
 
 def nodes() -> Pages[NodePage, NodeView]:
@@ -225,39 +232,39 @@ def node(name: str) -> Call[NodeDetail]:
 
 
 def cordon(name: str) -> Call[NodeView]:
-    """Let a node take no new instances."""
-    return Call("POST", _path("nodes", name, "cordon"), NodeView, harmless=True)
+    """Stop placing new instances on a node."""
+    return Call("POST", _path("nodes", name, "cordon"), NodeView, idempotent=True)
 
 
 def uncordon(name: str) -> Call[NodeView]:
-    """Let a node take new instances again."""
-    return Call("POST", _path("nodes", name, "uncordon"), NodeView, harmless=True)
+    """Allow new instances on a node again."""
+    return Call("POST", _path("nodes", name, "uncordon"), NodeView, idempotent=True)
 
 
 def drain(name: str, evict: bool = False) -> Call[NodeView]:
-    """Let a node become empty."""
-    body = checked(DrainBody(evict=evict))
-    return Call("POST", _path("nodes", name, "drain"), NodeView, body, harmless=True)
+    """Empty a node."""
+    body = _json(DrainBody(evict=evict))
+    return Call("POST", _path("nodes", name, "drain"), NodeView, body, idempotent=True)
 
 
 def accept(name: str) -> Call[NodeView]:
-    """Use a node although its driver does not agree with the catalog."""
-    return Call("POST", _path("nodes", name, "accept"), NodeView, harmless=True)
+    """Use a node although its driver disagrees with the catalog."""
+    return Call("POST", _path("nodes", name, "accept"), NodeView, idempotent=True)
 
 
 def adopt(
     node: str, foreign: str, tenant: str, labels: Mapping[str, str] | None = None
 ) -> Call[AllocationView]:
-    """Make an instance that is nobody's an allocation of a tenant."""
-    body = checked(AdoptBody(tenant=tenant, labels=dict(labels or {})))
+    """Turn a foreign instance into an allocation of a tenant."""
+    body = _json(AdoptBody(tenant=tenant, labels=dict(labels or {})))
     path = _path("nodes", node, "foreign", foreign, "adopt")
     return Call("POST", path, AllocationView, body)
 
 
 def evict(node: str, foreign: str) -> Call[ForeignView]:
-    """Have an instance that is nobody's destroyed."""
+    """Destroy a foreign instance."""
     path = _path("nodes", node, "foreign", foreign, "evict")
-    return Call("POST", path, ForeignView, harmless=True)
+    return Call("POST", path, ForeignView, idempotent=True)
 
 
 def remove_node(name: str) -> Call[NodeView]:
@@ -270,7 +277,7 @@ def remove_node(name: str) -> Call[NodeView]:
 
 def add_tenant(name: str, quota: Quota) -> Call[TenantView]:
     """Create a tenant."""
-    return Call("POST", _path("tenants"), TenantView, checked(TenantBody(name=name, quota=quota)))
+    return Call("POST", _path("tenants"), TenantView, _json(TenantBody(name=name, quota=quota)))
 
 
 def tenants() -> Pages[TenantPage, TenantView]:
@@ -284,13 +291,13 @@ def tenant(name: str) -> Call[TenantView]:
 
 
 def change_quota(name: str, changes: QuotaPatch) -> Call[TenantView]:
-    """Change what is named of a tenant's quota."""
-    body = checked(TenantPatch(quota=changes))
-    return Call("PATCH", _path("tenants", name), TenantView, body, harmless=True)
+    """Change the given limits of a tenant's quota."""
+    body = _json(TenantPatch(quota=changes))
+    return Call("PATCH", _path("tenants", name), TenantView, body, idempotent=True)
 
 
 def remove_tenant(name: str) -> Call[TenantView]:
-    """Remove a tenant that holds nothing."""
+    """Remove a tenant that has no allocations."""
     return Call("DELETE", _path("tenants", name), TenantView)
 
 
@@ -307,7 +314,7 @@ def issue_token(
     body = TokenBody(
         role=Role(role), tenant=tenant, node=node, note=note, expires_in_seconds=expires_in_seconds
     )
-    return Call("POST", _path("tokens"), NewTokenView, checked(body))
+    return Call("POST", _path("tokens"), NewTokenView, _json(body))
 
 
 def tokens() -> Pages[TokenPage, TokenView]:
@@ -318,9 +325,9 @@ def tokens() -> Pages[TokenPage, TokenView]:
 def rotate_token(
     identity: str, overlap_seconds: float = 3600, expires_in_seconds: float | None = None
 ) -> Call[NewTokenView]:
-    """Replace a token by another."""
+    """Replace a token."""
     body = RotateBody(overlap_seconds=overlap_seconds, expires_in_seconds=expires_in_seconds)
-    return Call("POST", _path("tokens", identity, "rotate"), NewTokenView, checked(body))
+    return Call("POST", _path("tokens", identity, "rotate"), NewTokenView, _json(body))
 
 
 def revoke_token(identity: str) -> Call[TokenView]:
@@ -329,11 +336,11 @@ def revoke_token(identity: str) -> Call[TokenView]:
 
 
 def whoami() -> Call[WhoView]:
-    """Who this token belongs to."""
+    """The identity behind the token."""
     return Call("GET", _path("whoami"), WhoView)
 
 
-# The whole
+# The cluster and the service
 
 
 def cluster(gpus: bool = False) -> Call[ClusterView]:
@@ -341,19 +348,19 @@ def cluster(gpus: bool = False) -> Call[ClusterView]:
     return Call("GET", _path("cluster"), ClusterView, query=_query(gpus=gpus or None))
 
 
-def lately(seconds: int | None = None, rejections: int | None = None) -> Call[LatelyView]:
-    """What has happened lately."""
+def stats(seconds: int | None = None, rejections: int | None = None) -> Call[StatsView]:
+    """Statistics of the last seconds."""
     query = _query(seconds=seconds, rejections=rejections)
-    return Call("GET", _path("lately"), LatelyView, query=query)
+    return Call("GET", _path("stats"), StatsView, query=query)
 
 
 def models() -> Call[ModelList]:
-    """The GPU models known."""
+    """The GPU models in the catalog."""
     return Call("GET", _path("models"), ModelList)
 
 
 def policies() -> Call[PolicyList]:
-    """The policies known."""
+    """The placement policies."""
     return Call("GET", _path("policies"), PolicyList)
 
 
@@ -363,18 +370,18 @@ def plan(
     budget: int | None = None,
     policy: str | None = None,
 ) -> Call[PlanView]:
-    """Which instances to move."""
+    """Plan moves."""
     query = _query(profile=profile, model=model, budget=budget, policy=policy)
     return Call("GET", _path("defrag", "plan"), PlanView, query=query)
 
 
 def carry_out(moves: Sequence[MoveBody]) -> Call[MovesView]:
-    """Make the moves of a plan."""
-    return Call("POST", _path("defrag"), MovesView, checked(MovesBody(moves=tuple(moves))))
+    """Apply the moves of a plan."""
+    return Call("POST", _path("defrag"), MovesView, _json(MovesBody(moves=tuple(moves))))
 
 
 def readiness() -> Call[Readiness]:
-    """Whether the server can do its part."""
+    """The readiness of a server."""
     return Call("GET", "/readyz", Readiness)
 
 
@@ -386,12 +393,17 @@ def clock() -> Call[ClockView]:
 def accept_clock(step_seconds: float) -> Call[ClockStepView]:
     """Accept a step of the wall clock."""
     body = ClockStepBody(step_seconds=step_seconds)
-    return Call("POST", _path("clock", "accept"), ClockStepView, checked(body), keyed=True)
+    return Call("POST", _path("clock", "accept"), ClockStepView, _json(body), keyed=True)
 
 
 def audit(
     tenant: str | None = None, subject: str | None = None, kinds: str | Sequence[str] = ()
 ) -> Pages[EventPage, EventView]:
-    """The journal, the newest first."""
-    query = _query(tenant=tenant, subject=subject, kind=_several(kinds))
+    """The journal, newest entries first."""
+    query = _query(tenant=tenant, subject=subject, kind=_as_tuple(kinds))
     return Pages(Call("GET", _path("audit"), EventPage, query=query), lambda page: page.events)
+
+
+def backup() -> Call[bytes]:
+    """A backup of the service."""
+    return Call("GET", _path("backup"), bytes)

@@ -1,13 +1,13 @@
-"""What can go wrong between a client and the service."""
+"""The errors that the clients raise."""
 
 from __future__ import annotations
 
-from slicewise.control.wire import Problem
+from slicewise.api.base import Problem
 from slicewise.core.errors import SlicewiseError
 
 
 class ApiError(SlicewiseError):
-    """The service refused; ``problem`` is what it said, the message its sentence for people."""
+    """The service refused the request; ``problem`` is its answer, the message its detail."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.detail)
@@ -15,25 +15,25 @@ class ApiError(SlicewiseError):
 
     @property
     def status(self) -> int:
-        """The HTTP status: 400 wrong, 401 who?, 403 not allowed, 404 not there, 429 too fast."""
+        """The HTTP status, such as 400, 401, 403, 404 or 429."""
         return self.problem.status
 
 
 class RejectedError(ApiError):
-    """What was asked for cannot be had as things stand (409); ``reason`` says why in a word."""
+    """The current state does not allow the request (409); ``reason`` is a code."""
 
     @property
     def reason(self) -> str:
-        """For an allocation: capacity, fragmented or quota; elsewhere such as exists or stale."""
+        """For allocations: capacity, fragmented or quota; otherwise such as exists or stale."""
         return self.problem.reason or ""
 
 
 class ResyncError(ApiError):
-    """The place from which to follow is not in the service's history, or not any more (410).
+    """The position to follow from is not, or no longer, in the service's history (410).
 
-    What happened since is unknown: read the state again, and follow from where that is.
+    Events may be missing: read the state again, and follow from there.
     """
 
 
 class UnreachableError(SlicewiseError):
-    """No server could be reached, or an answer was lost on its way."""
+    """No server could be reached, or an answer was lost."""

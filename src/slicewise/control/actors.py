@@ -1,8 +1,7 @@
-"""Who has something decided: the bearer of a token, or a part of the service itself.
+"""The actor of a command: the bearer of a token, or a part of the service.
 
-A request is read for as long as its client takes to send it, and waits for the writer after that.
-Its token may be revoked or expire meanwhile. So a command brings the token along, and the desk
-checks it once more, in the state in which it decides.
+A token may be revoked or expire while its request is read from a slow client, or waits for the
+commit loop. A command therefore carries the token, and the handler checks it again when it decides.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from slicewise.control.answers import RefusedError
-from slicewise.control.entries import Seconds, TokenIssued
+from slicewise.journal.entries import Seconds, TokenIssued
 
 Failure = Literal["missing", "malformed", "unknown", "expired"]
 """Why a request is not authenticated."""
 
 
 class UnauthenticatedError(RefusedError):
-    """A request without a token that is valid now."""
+    """Raised for a request without a valid token."""
 
     def __init__(self, why: Failure, detail: str) -> None:
         super().__init__(401, detail)
@@ -28,39 +27,39 @@ class UnauthenticatedError(RefusedError):
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """Who asks: ``bearer`` and ``internal`` make one."""
+    """The actor of a command; made by ``bearer`` and ``internal``."""
 
     name: str
-    """What the journal calls them: a token's id, or the part of the service."""
+    """The name in the journal: a token's id, or a part of the service."""
     token: TokenIssued | None
-    """What they may do is what this token says; None is the service itself, which is trusted."""
+    """The token that gives its rights; None for the service itself, which is trusted."""
     origin: str = ""
-    """The network address from which they ask."""
+    """The client's network address."""
 
 
 def bearer(token: TokenIssued, origin: str = "") -> Actor:
-    """The bearer of a token, who is checked again when the command is decided."""
+    """Return the bearer of a token, which is checked again when the command is decided."""
     return Actor(token.token, token, origin)
 
 
 def internal(name: str, origin: str = "") -> Actor:
-    """A part of the service, or a peer that has proved who it is without a token."""
+    """Return a part of the service, or a peer that was authenticated without a token."""
     return Actor(name, None, origin)
 
 
 def expired(token: TokenIssued, now: Seconds) -> bool:
-    """Whether a token is not valid any more at this moment."""
+    """Return whether a token has expired."""
     return token.expires is not None and token.expires <= now
 
 
 def check(tokens: Mapping[str, TokenIssued], token: TokenIssued, now: Seconds) -> TokenIssued:
-    """The token as it stands now; refused unless it is valid and still means the same."""
-    now_known = tokens.get(token.token)
-    if now_known is not token and (now_known is None or _rights(now_known) != _rights(token)):
+    """Return the current version of a token; refuse it unless it is valid with the same rights."""
+    current = tokens.get(token.token)
+    if current is not token and (current is None or _rights(current) != _rights(token)):
         raise unknown_token()
-    if expired(now_known, now):
+    if expired(current, now):
         raise UnauthenticatedError("expired", "this token has expired")
-    return now_known
+    return current
 
 
 def _rights(token: TokenIssued) -> tuple[object, ...]:
@@ -68,5 +67,5 @@ def _rights(token: TokenIssued) -> tuple[object, ...]:
 
 
 def unknown_token() -> UnauthenticatedError:
-    """The refusal of a token that does not exist, or not any more."""
-    return UnauthenticatedError("unknown", "this token is not known; it may have been revoked")
+    """Return the refusal of a token that does not exist, or was revoked."""
+    return UnauthenticatedError("unknown", "unknown token; it may have been revoked")

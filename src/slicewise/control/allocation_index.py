@@ -1,8 +1,8 @@
-"""An index of allocations: pages of them by tenant, state or label, without looking at the rest.
+"""An index of allocations by tenant, state and label, for paged lists.
 
-Each list is in the order in which its allocations were requested. They are requested in that order
-as well, so adding one is nearly always an append. What leaves a list stays in it as a stale entry,
-until half of the list is stale and it is cleaned up.
+Each list is sorted by the time of the request. Allocations arrive in that order, so adding one is
+nearly always an append. A removed one stays as a stale place until half of the list is stale; then
+the list is compacted.
 """
 
 from __future__ import annotations
@@ -10,28 +10,29 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 
-from slicewise.control.entries import AllocationRecord, Seconds
+from slicewise.journal.entries import AllocationRecord, Seconds
 
 Place = tuple[Seconds, str]
-"""Where an allocation stands in the order of requests: when it was requested, and its id."""
+"""The sort key of an allocation: the time of its request, and its id."""
 Key = tuple[str, ...]
+"""The key of a list, such as ``("state", "queued")``."""
 EVERY: Key = ("every",)
 _SPARE = 32
-"""Stale entries that are not worth a clean-up."""
+"""Stale places that are not worth compacting a list."""
 
 
 def place_of(record: AllocationRecord) -> Place:
-    """Where an allocation stands in the order of requests."""
+    """Return the sort key of an allocation."""
     return record.requested, record.id
 
 
 def keys_of(record: AllocationRecord) -> list[Key]:
-    """The lists an allocation is in; one that is leaving is in a single one."""
+    """Return the keys of the lists that contain an allocation; leaving ones are in one list."""
     state: Key = ("state", record.state)
     if record.ended is not None:
         return [state]
     labels = record.labels
-    keys = [EVERY, ("tenant", record.tenant), state]
+    keys = [EVERY, ("tenant", record.tenant.id), state]
     return keys + [("label", key, value) for key, value in labels.items()] if labels else keys
 
 
@@ -44,15 +45,15 @@ class _List:
 
 
 class AllocationIndex:
-    """Finds the allocations of a state; the state tells it what changes."""
+    """Lists the allocations of a state, which updates it with every change."""
 
     def __init__(self) -> None:
         self._lists: dict[Key, _List] = {}
         self._keys: dict[str, list[Key]] = {}
-        """By allocation: the lists it is in."""
+        """The keys of the lists that contain an allocation."""
 
     def put(self, record: AllocationRecord) -> None:
-        """An allocation is new, or has changed."""
+        """Add an allocation, or update a changed one."""
         before, after = self._keys.get(record.id), keys_of(record)
         if before == after:
             return
@@ -67,12 +68,12 @@ class AllocationIndex:
                 self._add(key, place)
         for key in before:
             if key not in after:
-                self._leave(key)
+                self._drop(key)
 
     def remove(self, identity: str) -> None:
-        """An allocation is gone."""
+        """Remove an allocation."""
         for key in self._keys.pop(identity):
-            self._leave(key)
+            self._drop(key)
 
     def _add(self, key: Key, place: Place) -> None:
         found = self._lists.get(key)
@@ -83,12 +84,12 @@ class AllocationIndex:
             places.append(place)
             return
         at = bisect_left(places, place)
-        if places[at] == place:  # it has been here before
+        if places[at] == place:  # a stale place, used again
             found.stale -= 1
         else:
             places.insert(at, place)
 
-    def _leave(self, key: Key) -> None:
+    def _drop(self, key: Key) -> None:
         found = self._lists[key]
         found.stale += 1
         left = len(found.places) - found.stale
@@ -102,15 +103,15 @@ class AllocationIndex:
         return key in self._keys.get(identity, ())
 
     def count(self, key: Key) -> int:
-        """How many allocations a list has."""
+        """Return the number of allocations in a list."""
         found = self._lists.get(key)
         return 0 if found is None else len(found.places) - found.stale
 
     def walk(self, key: Key, mark: Place | None, backward: bool = False) -> Iterator[Place]:
-        """The places of a list behind a mark, or those in front of it from there on backward.
+        """Yield the places of a list after a mark; those before it, in reverse, if ``backward``.
 
-        Stale entries are among them: the caller looks at each allocation anyway. The list must
-        not change meanwhile.
+        Stale places are included: the caller looks up each allocation anyway. The list must not
+        change during the iteration.
         """
         found = self._lists.get(key)
         if found is None:

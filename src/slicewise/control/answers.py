@@ -1,10 +1,10 @@
-"""Answers: a status and a body, made once and remembered for those who ask again."""
+"""Answers to commands: a status and an encoded body, stored for idempotency keys."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from slicewise.control.wire import Problem, View, encode
+from slicewise.api.base import Problem, View, encode
 from slicewise.core.errors import SlicewiseError
 
 _TITLES = {
@@ -26,19 +26,19 @@ _TITLES = {
 
 
 def title_of(status: int) -> str:
-    """What a status means, in a word or two."""
+    """Return the title of a problem with this HTTP status."""
     return _TITLES[status]
 
 
 class Answer(NamedTuple):
-    """What is said to a request."""
+    """The answer to a request."""
 
     status: int
     body: bytes
 
 
 class RefusedError(SlicewiseError):
-    """A request that is refused, with the status to say so."""
+    """Raised to refuse a request with an HTTP status."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class RefusedError(SlicewiseError):
         self.retry_after = retry_after
 
     def problem(self) -> Problem:
-        """The refusal as RFC 9457 has it."""
+        """Return the refusal as a problem, after RFC 9457."""
         kind = (self.reason or _TITLES[self.status]).lower().replace(" ", "-")
         return Problem(
             type=f"urn:slicewise:problem:{kind}",
@@ -74,10 +74,10 @@ class RefusedError(SlicewiseError):
         )
 
     def answer(self) -> Answer:
-        """The refusal as an answer."""
+        """Return the refusal as an answer."""
         return Answer(self.status, encode(self.problem()))
 
 
-def said(status: int, view: View) -> Answer:
-    """An answer with a view for its body."""
+def json_answer(status: int, view: View) -> Answer:
+    """Return an answer with a view as its body."""
     return Answer(status, encode(view))

@@ -1,17 +1,17 @@
-"""What can be asked of the writer; each command was checked in form before it came here."""
+"""The commands that the handler decides; their syntax has been validated."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from slicewise.control.agent_wire import HelloBody, ReportBody
+from slicewise.api.agents import HelloBody, ReportBody
 from slicewise.control.answers import Answer
-from slicewise.control.entries import GeometryRecord, QuotaRecord, Role, Seconds, Want
+from slicewise.journal.entries import GeometryRecord, QuotaRecord, Role, Seconds, TenantRef, Want
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """One allocation to create, and on what terms."""
+    """The terms of one allocation to create."""
 
     want: Want
     count: int = 1
@@ -39,29 +39,29 @@ class CreateAll:
 
 @dataclass(frozen=True, slots=True)
 class CreateOn:
-    """Create several allocations on one node, all or none, unless whoever asks has them already."""
+    """Create several allocations on one node, all or none, unless they exist already."""
 
     tenant: str
     node: str
     all: tuple[Terms, ...]
     mark: str
-    """The label by which those are known that were created for the same purpose."""
+    """The label whose value identifies allocations created by an earlier, equal command."""
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """End an allocation, or take it out of the queue."""
+    """End an allocation, or remove it from the queue."""
 
     allocation: str
-    tenant: str | None = None
-    """Only if it is this tenant's; otherwise it does not exist."""
+    tenant: TenantRef | None = None
+    """Only if the allocation belongs to this tenant; None for any."""
     ended: Answer | None = None
-    """What to answer if it does not live any more: it has ended before."""
+    """The answer if the allocation has ended already."""
 
 
 @dataclass(frozen=True, slots=True)
 class AddNode:
-    """Register a node."""
+    """Add a node."""
 
     node: str
     geometry: GeometryRecord
@@ -71,30 +71,30 @@ class AddNode:
 
 @dataclass(frozen=True, slots=True)
 class Cordon:
-    """Let a node take no new instances."""
+    """Stop placing new instances on a node."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True)
 class Uncordon:
-    """Let a node take new instances again."""
+    """Resume placing new instances on a node."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Let a node become empty."""
+    """Cordon a node and wait until it is empty."""
 
     node: str
     evict: bool = False
-    """End what is on it instead of waiting."""
+    """End the allocations on it instead of waiting for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoveNode:
-    """Remove a node that is empty."""
+    """Remove an empty node."""
 
     node: str
 
@@ -106,19 +106,19 @@ class SetTenant:
     tenant: str
     quota: QuotaRecord
     new: bool
-    """Whether it must not exist, or must."""
+    """Whether to create it. If not, it must exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoveTenant:
-    """Remove a tenant that holds nothing."""
+    """Remove a tenant without allocations."""
 
     tenant: str
 
 
 @dataclass(frozen=True, slots=True)
 class IssueToken:
-    """Make a token known by its digest; whoever asks keeps the secret."""
+    """Issue a token. The caller keeps the secret; only its digest is stored."""
 
     digest: str
     role: Role
@@ -130,26 +130,26 @@ class IssueToken:
 
 @dataclass(frozen=True, slots=True)
 class RotateToken:
-    """Make another token in the stead of one, which is void after a while."""
+    """Replace a token by a new one; the old one expires soon."""
 
     token: str
     digest: str
     overlap: Seconds
-    """How long the old one is still valid."""
+    """How long the old token stays valid."""
     expires_in: Seconds | None = None
-    """When the new one expires; unless given, when the old one would have."""
+    """Lifetime of the new token; None keeps the expiry of the old one."""
 
 
 @dataclass(frozen=True, slots=True)
 class RevokeToken:
-    """Make a token void."""
+    """Revoke a token."""
 
     token: str
 
 
 @dataclass(frozen=True, slots=True)
 class MoveInstance:
-    """Where one instance of an allocation is, and where it is to go."""
+    """A planned move of one instance: its current place and its target."""
 
     allocation: str
     index: int
@@ -163,41 +163,41 @@ class MoveInstance:
 
 @dataclass(frozen=True, slots=True)
 class CarryOut:
-    """Make planned moves in order, all or none; refused when the cluster has changed since."""
+    """Make planned moves in order, all or none; refused if the cluster has changed since."""
 
     moves: tuple[MoveInstance, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """An agent begins a session for its node, which may be new."""
+    """An agent begins a session for its node, which may be unknown."""
 
     node: str
-    said: HelloBody
+    body: HelloBody
     catalog: GeometryRecord | None = None
-    """What the catalog knows under the model's name."""
+    """The catalog's geometry for the model that the agent names."""
     fail_after_reboot: bool = False
-    """Whether allocations end when their node was restarted; otherwise they are made anew."""
+    """Whether a reboot fails the allocations on the node; otherwise they are created again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """An agent tells all that it sees."""
+    """An agent reports everything on its node."""
 
     node: str
-    said: ReportBody
+    body: ReportBody
 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """An agent was heard of again."""
+    """A lost agent is reachable again."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """An agent has not been heard of for too long."""
+    """An agent has been unreachable for too long."""
 
     node: str
     session: str
@@ -206,14 +206,14 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Accept:
-    """Use a node although its driver does not agree with the catalog."""
+    """Use a node although its driver disagrees with the catalog."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True)
 class Adopt:
-    """Make an instance that is nobody's an allocation of a tenant."""
+    """Turn a foreign instance into an allocation of a tenant."""
 
     node: str
     foreign: str
@@ -223,7 +223,7 @@ class Adopt:
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """Have an instance that is nobody's destroyed."""
+    """Have the agent destroy a foreign instance."""
 
     node: str
     foreign: str
@@ -231,12 +231,12 @@ class Evict:
 
 @dataclass(frozen=True, slots=True)
 class SetClock:
-    """Let service time go on where the leader's wall clock is."""
+    """Move service time to the leader's wall clock."""
 
     by: Seconds
-    """How far that is ahead."""
+    """How far the wall clock is ahead of service time."""
     seen: Seconds
-    """How far it was when an operator decided to accept it."""
+    """How far it was ahead when the operator decided to accept the step."""
 
 
 Command = (
@@ -267,7 +267,7 @@ Command = (
 
 
 def work_of(command: Command) -> int:
-    """How much work a command is to decide, in instances to place; anything else counts as one."""
+    """Return the cost of deciding a command: the instances to place, or 1 for other commands."""
     match command:
         case Create(_, terms):
             return terms.count

@@ -1,4 +1,4 @@
-"""GPU models to and from their records in the journal."""
+"""Conversion between GPU models and their journal records, and comparison of models."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import re
 
 import msgspec
 
-from slicewise.control.entries import GeometryRecord, ProfileRecord
 from slicewise.core.geometry import Budget, Geometry, Profile
 from slicewise.core.states import empty_state
-from slicewise.core.tables import kept
+from slicewise.core.tables import cached
+from slicewise.journal.entries import GeometryRecord, ProfileRecord
 
 MAX_STATES = 20_000
-"""A model with more states would keep the writer busy for too long."""
+"""Default limit on the states of one model: building larger tables would block decisions."""
 _MAX_NAME = 57
 
 
 def record_of(geometry: Geometry) -> GeometryRecord:
-    """A model as it is written down."""
+    """Return the journal record of a model."""
     return GeometryRecord(
         model=geometry.model,
         slices=geometry.slices,
@@ -42,14 +42,14 @@ def record_of(geometry: Geometry) -> GeometryRecord:
 
 
 def geometry_of(record: GeometryRecord) -> Geometry:
-    """The model that was written down, checked as any other.
+    """Return the model of a journal record, after validating it.
 
-    Equal records give the same object, so that the tables made from it are made once.
+    Equal records return the same object, so its tables are built only once.
     """
     return _build(msgspec.json.encode(record))
 
 
-@kept(64)
+@cached(64)
 def _build(data: bytes) -> Geometry:
     record = msgspec.json.decode(data, type=GeometryRecord)
     return Geometry(
@@ -75,7 +75,7 @@ def _build(data: bytes) -> Geometry:
 
 
 def same_layout(one: GeometryRecord, other: GeometryRecord) -> bool:
-    """Whether two models are alike but for their names and the order of their profiles."""
+    """Return whether two models differ only in their names and the order of their profiles."""
     return _layout(one) == _layout(other)
 
 
@@ -88,24 +88,24 @@ def _layout(record: GeometryRecord) -> object:
 
 
 def named(record: GeometryRecord, name: str) -> GeometryRecord:
-    """The same model by another name, in letters that a name may have."""
+    """Return a model under another name, without the characters that names may not have."""
     clean = re.sub(r"[^A-Za-z0-9.+_~-]+", "-", name).strip("-.+_~")
     return msgspec.structs.replace(record, model=clean[:_MAX_NAME] or "GPU")
 
 
 def distinct(record: GeometryRecord) -> GeometryRecord:
-    """The same model by a name that no other model has: with its own digest behind it."""
+    """Return a model under a unique name: its own, and a digest of its layout."""
     bare = msgspec.json.encode(msgspec.structs.replace(record, model=""))
     digest = hashlib.sha256(bare).hexdigest()[:6]
     return msgspec.structs.replace(record, model=f"{record.model}~{digest}")
 
 
-@kept(64)
-def too_many_states(geometry: Geometry, most: int = MAX_STATES) -> bool:
-    """Whether a GPU of this model can be in more states than that."""
+@cached(64)
+def too_many_states(geometry: Geometry, limit: int = MAX_STATES) -> bool:
+    """Return whether a GPU of this model has more reachable states than ``limit``."""
     found = {empty_state(geometry)}
     frontier = list(found)
-    while frontier and len(found) <= most:
+    while frontier and len(found) <= limit:
         state = frontier.pop()
         for placement in geometry.placements:
             if not placement.window & state.mask and state.within_budgets(placement.profile):
@@ -113,4 +113,4 @@ def too_many_states(geometry: Geometry, most: int = MAX_STATES) -> bool:
                 if after not in found:
                     found.add(after)
                     frontier.append(after)
-    return len(found) > most
+    return len(found) > limit

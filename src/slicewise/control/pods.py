@@ -1,7 +1,7 @@
-"""Pods, as far as the service has to do with them, and what it needs of their API.
+"""Pods for the scheduler extender, and the protocol of their API.
 
-The service places the instances that a pod asks for; whoever talks to the Kubernetes API is handed
-in from outside, like a store.
+The service places the instances that a pod requests; `slicewise.kubernetes` implements the
+protocol.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _ENDED = ("Succeeded", "Failed")
 
 
 class _Object(msgspec.Struct, frozen=True, rename="camel", gc=False):
-    """Part of a Kubernetes object: fields that nobody here knows are skipped."""
+    """Part of a Kubernetes object; unknown fields are ignored."""
 
 
 class PodMeta(_Object, frozen=True):
-    """Which pod it is."""
+    """The metadata of a pod."""
 
     name: str = ""
     namespace: str = ""
@@ -31,7 +31,7 @@ class PodMeta(_Object, frozen=True):
 
 
 class Resources(_Object, frozen=True):
-    """What a container asks for, by resource."""
+    """The resources of a container, by name."""
 
     requests: dict[str, str | int] | None = None
     limits: dict[str, str | int] | None = None
@@ -43,11 +43,11 @@ class Container(_Object, frozen=True):
     name: str = ""
     resources: Resources | None = None
     restart_policy: str | None = None
-    """Always makes an init container a sidecar, which stays while the others run."""
+    """`Always` makes an init container a sidecar, which runs beside the other containers."""
 
 
 class PodSpec(_Object, frozen=True):
-    """What a pod consists of, and the node it is bound to."""
+    """The containers of a pod, and the node it is bound to."""
 
     containers: tuple[Container, ...] | None = None
     init_containers: tuple[Container, ...] | None = None
@@ -55,7 +55,7 @@ class PodSpec(_Object, frozen=True):
 
 
 class PodStatus(_Object, frozen=True):
-    """How a pod fares."""
+    """The status of a pod."""
 
     phase: str | None = None
 
@@ -69,17 +69,17 @@ class Pod(_Object, frozen=True):
 
     @property
     def uid(self) -> str:
-        """What no other pod has, not even a later one of the same name."""
+        """The unique id; a later pod of the same name has another one."""
         return self.metadata.uid
 
     @property
     def node(self) -> str:
-        """The node it is bound to, or nothing."""
+        """The node it is bound to; empty if none."""
         return self.spec.node_name or ""
 
     @property
     def over(self) -> bool:
-        """Whether its containers have ended for good."""
+        """Whether its containers have terminated for good."""
         return self.status.phase in _ENDED
 
     def __str__(self) -> str:
@@ -87,33 +87,33 @@ class Pod(_Object, frozen=True):
 
 
 class PodsError(SlicewiseError):
-    """The API did not do what it was asked for, or nobody knows whether it did."""
+    """Raised when the API refused a call, or its outcome is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class EveryPod:
-    """All pods that there are, by UID."""
+    """The complete list of pods, by UID."""
 
     pods: Mapping[str, Pod]
 
 
 @dataclass(frozen=True, slots=True)
 class PodSeen:
-    """A pod is new, or different."""
+    """A pod was added or changed."""
 
     pod: Pod
 
 
 @dataclass(frozen=True, slots=True)
 class PodGone:
-    """A pod is not there any more."""
+    """A pod was deleted."""
 
     pod: Pod
 
 
 @dataclass(frozen=True, slots=True)
 class PodsUnknown:
-    """The API cannot be followed, and why; or it can again, and the text is empty."""
+    """The watch failed, with the reason; empty once it works again."""
 
     why: str
 
@@ -122,19 +122,19 @@ PodNews = EveryPod | PodSeen | PodGone | PodsUnknown
 
 
 class Pods(Protocol):
-    """The pods of a cluster; all methods but ``follow`` may raise PodsError, from any thread."""
+    """The pods of a cluster. Thread-safe; all methods but ``follow`` may raise PodsError."""
 
     def get(self, namespace: str, name: str) -> Pod | None:
-        """The pod of that name as it is now, if there is one."""
+        """Return the current version of a pod, if it exists."""
 
     def bind(self, pod: Pod, node: str, annotations: Mapping[str, str]) -> None:
-        """Bind a pod to a node and annotate it, in one step; only if it is as given."""
+        """Bind a pod to a node and annotate it atomically, unless it has changed since."""
 
     def touch(self, pod: Pod, annotation: str, value: str) -> Pod | None:
-        """Annotate a pod and return it as it is then; None if it is gone.
+        """Annotate a pod and return its new version; None if it is gone.
 
-        A binding on its way that was meant for the pod as it was before is refused from then on.
+        The API refuses bindings in flight that were made for the old version.
         """
 
     def follow(self, tell: Callable[[PodNews], None]) -> Callable[[], None]:
-        """Have every pod told, then whatever changes, from other threads; returns how to stop."""
+        """Report all pods, then changes, to ``tell`` on other threads; return a stop function."""

@@ -1,4 +1,4 @@
-"""What the control plane needs from outside: a journal that keeps, and a clock."""
+"""The protocols of storage and time, which other packages implement."""
 
 from __future__ import annotations
 
@@ -7,55 +7,56 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from slicewise.control.answers import Answer
-from slicewise.control.entries import Row, Seconds
-from slicewise.control.image import Image
+from slicewise.control.snapshot import Snapshot
 from slicewise.core.errors import SlicewiseError
+from slicewise.journal.entries import Row, Seconds
 
 
 class StoreError(SlicewiseError):
-    """The journal could not be reached or written; what was to be written may or may not be."""
+    """Raised when the database fails; the outcome of a write is unknown."""
 
 
 class DamagedError(StoreError):
-    """What the journal keeps is not what was written; what can be done about it is said, too."""
+    """Raised when stored data is damaged; the message says what to do."""
 
 
 class FencedError(SlicewiseError):
-    """Somebody else leads by now; nothing was written."""
+    """Raised when another process leads; nothing was written."""
 
 
 class Key(NamedTuple):
-    """An idempotency key: whose it is, and what they called it."""
+    """An idempotency key and its owner."""
 
     tenant: str
+    """The owner: a tenant's id, or the staff that acts for a tenant."""
     key: str
 
 
 class Kept(NamedTuple):
-    """An answer that was given for a key."""
+    """The answer stored for an idempotency key."""
 
     digest: str
-    """Of the request, since a key stands for one request only."""
+    """The digest of the request. A key is valid for one request only."""
     answer: Answer
 
 
 DAMAGED = Kept("", Answer(0, b""))
-"""Stands for an answer that was given and is not as it was written."""
+"""Stands in for a stored answer that is damaged."""
 
 
 class Journal(Protocol):
-    """Keeps rows, answers and images; all methods may raise StoreError."""
+    """Stores rows, answers and snapshots. All methods may raise StoreError."""
 
     def answers(self, keys: Sequence[Key]) -> dict[Key, Kept]:
-        """The answers given for these keys, where there are any; `DAMAGED` for one that is."""
+        """Return the stored answers for these keys; `DAMAGED` for a damaged one."""
 
     def append(
         self, epoch: int, rows: Sequence[Row], answers: Iterable[tuple[Key, Kept, Seconds]]
     ) -> None:
-        """Make rows and answers durable together, or raise; FencedError if the epoch is over."""
+        """Commit rows and answers in one transaction; raise FencedError if the epoch is over."""
 
     def rows(self, after: int, limit: int) -> list[Row]:
-        """Rows in order, from the one behind ``after`` on; DamagedError where they do not fit."""
+        """Return the rows after ``after`` in order; raise DamagedError if their chain is broken."""
 
     def history(
         self,
@@ -66,112 +67,114 @@ class Journal(Protocol):
         subject: str | None = None,
         kinds: Sequence[str] = (),
     ) -> list[Row]:
-        """Rows in front of ``before``, the newest first: a tenant's, about a subject, of kinds.
+        """Return the rows before ``before``, newest first, filtered by tenant, subject and kinds.
 
-        Tenant and subject are what `entries.concerns` says, kinds what `entries.kind` says.
+        ``tenant`` is an id. `entries.index_keys` defines the values that the filters match.
         """
 
-    def last_image(self) -> Image | None:
-        """The latest image kept that is as it was written."""
+    def last_snapshot(self) -> Snapshot | None:
+        """Return the latest intact snapshot."""
 
-    def keep_image(self, image: Image) -> None:
-        """Keep an image, so that the next start need not read the whole journal."""
+    def save_snapshot(self, snapshot: Snapshot) -> None:
+        """Store a snapshot, from which the next start begins."""
 
 
 class Leader(NamedTuple):
-    """Who leads: the one process that may write."""
+    """The leader: the one process that may write."""
 
     epoch: int
-    """Grows with every change of leader; what is written under an older one is refused."""
+    """Grows with every change of leader; writes of an older epoch are refused."""
     holder: str
     address: str
-    """Where requests that change something should go."""
+    """The URL that accepts writes."""
     until: Seconds
-    """When its lease ends unless it is renewed, by the database's clock."""
+    """The end of its lease, by the database's clock."""
     lease: Seconds
-    """For how long it is renewed at a time."""
+    """The length of its lease."""
     steady: Seconds
-    """Its steady time when it last renewed the lease, or its predecessor's if it has not yet."""
+    """Its steady time at the last renewal; before the first, that of its predecessor."""
 
 
 class Span(NamedTuple):
-    """Which history a journal tells, and from where to where."""
+    """The history of a journal, and the range of its rows."""
 
     history: str
-    """A name of its own; a journal that was restored goes on under another one."""
+    """The id of the history. A restored journal continues under a new one."""
     former: tuple[str, ...]
-    """The histories that this one goes on from."""
+    """The histories that this one continues."""
     base: int
-    """The last row that is not kept any more; 0 if all are."""
+    """The last row that was pruned; 0 if none was."""
     last: int
     """The last row."""
 
 
 class Store(Journal, Protocol):
-    """A journal with what a service needs around it; safe to call from any thread.
+    """A journal with leader leases, retention and backups; safe to call from any thread.
 
-    All methods may raise StoreError. A call that failed leaves the store usable: the next one
-    connects again by itself.
+    All methods may raise StoreError. After a failed call, the next one connects again.
     """
 
     def lead(self, holder: str, address: str, seconds: float) -> int | None:
-        """Become the leader and return the new epoch; None while another's lease runs.
+        """Become the leader and return the new epoch; None while another lease is valid.
 
-        A lease that ends later than its whole length from now was given before the database's clock
-        was set back, and is over.
+        A lease that ends later than its length from now was granted before the database's clock
+        was set back, and counts as expired.
         """
 
     def renew(self, epoch: int, seconds: float, steady: Seconds) -> bool:
-        """Lead for so long from now on, and keep the steady time; False if the epoch is over."""
+        """Renew the lease and store the steady time; return False if the epoch is over."""
 
     def reached(self) -> Seconds:
-        """The steady time that the last leader kept, 0 if there was none."""
+        """Return the steady time that the last leader stored; 0 if there was none."""
 
     def resign(self, epoch: int) -> None:
-        """Let the lease end now; nothing happens if the epoch is over."""
+        """End the lease now; do nothing if the epoch is over."""
 
     def leader(self) -> Leader | None:
-        """Who leads, if somebody's lease runs."""
+        """Return the leader, if a lease is valid."""
 
     def last_seq(self) -> int:
-        """The number of the last row, 0 if there is none."""
+        """Return the sequence number of the last row; 0 if there is none."""
 
     def span(self) -> Span:
-        """Which history this is, and from where to where it is kept."""
+        """Return the history and the range of stored rows."""
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What was found damaged and can be done without, in words."""
+        """Damage that the store works around, one sentence each."""
 
     def wait_for_rows(self, after: int, seconds: float) -> bool:
-        """Block until there are rows behind ``after``, or so long; says whether there are."""
+        """Block until rows after ``after`` exist, or for ``seconds``; return whether they exist."""
 
     def forget_answers(self, before: Seconds) -> int:
-        """Forget some of the answers given before then, and return how many; 0 if none is left."""
+        """Delete some answers given before that time; return how many, 0 once none is left."""
 
     def prune(self, epoch: int, before: Seconds, archive: Path | None) -> int:
-        """Take some rows written before then out of the journal, and return how many; 0 at the end.
+        """Delete some rows written before that time; return how many, 0 once none is left.
 
-        Where there is an ``archive``, they are appended to files in that folder first. Rows that a
-        start needs stay. FencedError if the epoch is over.
+        If ``archive`` is a folder, they are appended to files in it first. Rows that a start needs
+        are kept. Raises FencedError if the epoch is over.
         """
 
+    def backup(self) -> Iterator[bytes]:
+        """Yield a backup in pieces. Each step may block; commits continue between the steps."""
+
     def check(self) -> None:
-        """Raise unless the database answers."""
+        """Raise StoreError unless the database answers."""
 
     def close(self) -> None:
-        """Let go of the database; whoever waits for rows is told that there are none."""
+        """Close the database, and end waits for rows."""
 
 
 class Clock(Protocol):
-    """Tells the time."""
+    """A clock."""
 
     def __call__(self) -> Seconds:
-        """Seconds since the epoch."""
+        """Return the Unix time."""
 
 
 def rows_after(journal: Journal, seq: int, page: int = 10_000) -> Iterator[Row]:
-    """All rows behind ``seq``, read page by page."""
+    """Yield all rows after ``seq``, reading page by page."""
     while rows := journal.rows(seq, page):
         yield from rows
         seq = rows[-1].seq

@@ -1,23 +1,23 @@
-"""Quotas: whether a tenant would hold more than it may, and the sentence to say so."""
+"""Quotas: whether a tenant would exceed its limits, and the message that explains it."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from slicewise.control.entries import Part
-from slicewise.control.state import TenantStanding
+from slicewise.control.state import TenantStatus
 from slicewise.core.geometry import Geometry
 from slicewise.core.request import Request
+from slicewise.journal.entries import Part
 
 
-def has_limits(tenant: TenantStanding) -> bool:
-    """Whether there is anything the tenant could have too much of."""
+def has_limits(tenant: TenantStatus) -> bool:
+    """Return whether the quota limits the resources that the tenant may hold."""
     quota = tenant.quota
     return not (quota.memory_slices is quota.compute_slices is quota.instances is None)
 
 
-def excess(tenant: TenantStanding, more: Collection[Part]) -> str | None:
-    """What would be too much if the tenant had these instances as well, or None."""
+def excess(tenant: TenantStatus, more: Collection[Part]) -> str | None:
+    """Return how these additional instances would exceed the quota; None if they would not."""
     return _excess(
         tenant,
         sum(part.size for part in more),
@@ -27,16 +27,16 @@ def excess(tenant: TenantStanding, more: Collection[Part]) -> str | None:
 
 
 def least_excess(
-    tenant: TenantStanding,
+    tenant: TenantStatus,
     request: Request,
     count: int,
     held: Collection[Part],
     geometries: Iterable[Geometry],
 ) -> str | None:
-    """What would be too much wherever the request went, or None if it might be within.
+    """Return how a request exceeds the quota wherever it is placed; None if it might not.
 
-    Asked before looking for a place, so that a tenant without quota left is told so even when
-    the cluster is full.
+    This is checked before placing, because a tenant without quota should learn that even when the
+    cluster is full. ``held`` are instances that are placed, but not in the tenant's usage yet.
     """
     profiles = [profile for g in geometries for _, profile in request.candidates(g)]
     size = min((profile.size for profile in profiles), default=0)
@@ -49,14 +49,14 @@ def least_excess(
     )
 
 
-def too_many_wait(tenant: TenantStanding, most: int) -> str | None:
-    """Why one more request of the tenant may not wait in the queue, or None if it may."""
+def too_many_wait(tenant: TenantStatus, most: int) -> str | None:
+    """Return why the tenant may not queue another request; None if it may."""
     if tenant.waiting < most:
         return None
-    return f"{tenant.waiting} requests of tenant {tenant.name!r} wait already, and {most} may"
+    return f"tenant {tenant.name!r} has {tenant.waiting} queued requests, and the limit is {most}"
 
 
-def _excess(tenant: TenantStanding, memory: int, compute: int, instances: int) -> str | None:
+def _excess(tenant: TenantStatus, memory: int, compute: int, instances: int) -> str | None:
     quota, usage = tenant.quota, tenant.usage
     for what, limit, used, more in (
         ("memory slices", quota.memory_slices, usage.memory_slices, memory),

@@ -1,4 +1,4 @@
-"""The state as people and programs see it."""
+"""The views of the API, made from the state."""
 
 from __future__ import annotations
 
@@ -7,49 +7,41 @@ from typing import cast
 
 import msgspec
 
-from slicewise.control.agent_wire import DesiredInstance, DesiredView, Eviction, ForeignView
-from slicewise.control.entries import (
+from slicewise.api.agents import DesiredInstance, DesiredView, Eviction, ForeignView
+from slicewise.api.allocations import AllocationView, NeedBody, PartView, WaitView, WantView
+from slicewise.api.base import moment
+from slicewise.api.events import EventView
+from slicewise.api.nodes import NodeView
+from slicewise.api.tenants import Quota, TenantView, TokenView, UsageView
+from slicewise.control.agent_state import evictions
+from slicewise.control.state import NodeStatus, State, TenantStatus
+from slicewise.control.status import AgentStatus
+from slicewise.journal.agent_entries import Foreign, Phase
+from slicewise.journal.entries import (
     AllocationRecord,
     Cause,
     Part,
     Row,
+    TenantRef,
     TokenIssued,
     concerns,
     kind,
 )
-from slicewise.control.hardware import Foreign, Phase
-from slicewise.control.managed import evictions
-from slicewise.control.reports import EventView
-from slicewise.control.standings import AgentStanding
-from slicewise.control.state import NodeStanding, State, TenantStanding
-from slicewise.control.wire import (
-    AllocationView,
-    NeedBody,
-    NodeView,
-    PartView,
-    Quota,
-    TenantView,
-    TokenView,
-    UsageView,
-    WaitView,
-    WantView,
-    moment,
-)
 
 SERVICE_ACTORS = frozenset({"clock", "extender", "queue", "service"})
-"""Those in the journal that are no tokens."""
+"""The actors in the journal that are parts of the service, not tokens."""
 
 
 def allocation_view(state: State, record: AllocationRecord) -> AllocationView:
-    """An allocation, living or ended."""
+    """Return the view of an allocation, ended or not."""
     first = record.parts[0] if record.parts else None
     want = record.want
     need = None
     if want.profile is None:
         need = NeedBody(compute=want.compute or 0, memory_gb=want.memory_gb or 0)
     waiting = None
-    standing = record.state
-    if standing == "queued":
+    shown = record.state
+    if shown == "queued":
         number = state.tickets.get(record.id)
         waiting = WaitView(
             position=None if number is None else state.waiting.position(number) + 1,
@@ -59,8 +51,8 @@ def allocation_view(state: State, record: AllocationRecord) -> AllocationView:
         )
     view = AllocationView(
         id=record.id,
-        state=standing,
-        tenant=record.tenant,
+        state=shown,
+        tenant=record.tenant.name,
         node=first.node if first else None,
         gpu=first.gpu if first else None,
         model=first.model if first else None,
@@ -81,11 +73,11 @@ def allocation_view(state: State, record: AllocationRecord) -> AllocationView:
     )
     if first is None or (first.phase is None and len(record.parts) == 1):
         return view
-    return _in_full(view, record)
+    return _with_phases(view, record)
 
 
-def _in_full(view: AllocationView, record: AllocationRecord) -> AllocationView:
-    """What an agent has to do with an allocation, added to it."""
+def _with_phases(view: AllocationView, record: AllocationRecord) -> AllocationView:
+    """Add the details of instances on managed nodes to a view."""
     parts = tuple(part if part.phase is None else part_view(part) for part in record.parts)
     detail = record.detail if record.cause is Cause.FAILED else None
     only = parts[0] if len(parts) == 1 else None
@@ -105,7 +97,7 @@ def _in_full(view: AllocationView, record: AllocationRecord) -> AllocationView:
 
 
 def part_view(part: Part) -> PartView:
-    """An instance, with how to use it once it is active."""
+    """Return the view of an instance; once it is active, with the settings to use it."""
     usable = part.phase is Phase.ACTIVE
     return PartView(
         **msgspec.structs.asdict(part),
@@ -114,8 +106,8 @@ def part_view(part: Part) -> PartView:
     )
 
 
-def node_view(state: State, node: NodeStanding, taken: int | None = None) -> NodeView:
-    """A node; ``taken`` are its slices in use, where the caller has counted them."""
+def node_view(state: State, node: NodeStatus, taken: int | None = None) -> NodeView:
+    """Return the view of a node; ``taken`` is its number of used slices, if the caller knows it."""
     slices = len(node.gpus) * node.geometry.slices
     if taken is None:
         taken = slices - sum(state.cluster.state(gpu).free_slices for gpu in node.gpus)
@@ -135,10 +127,11 @@ def node_view(state: State, node: NodeStanding, taken: int | None = None) -> Nod
     )
 
 
-def tenant_view(state: State, tenant: TenantStanding) -> TenantView:
-    """A tenant."""
+def tenant_view(tenant: TenantStatus) -> TenantView:
+    """Return the view of a tenant."""
     quota, usage = tenant.quota, tenant.usage
     return TenantView(
+        id=tenant.ref.id,
         name=tenant.name,
         quota=Quota(
             memory_slices=quota.memory_slices,
@@ -156,11 +149,13 @@ def tenant_view(state: State, tenant: TenantStanding) -> TenantView:
     )
 
 
-def event_view(tokens: Mapping[str, TokenIssued], row: Row, tenant: str | None = None) -> EventView:
-    """A row of the journal, as those may see it who see everything, or as this tenant may.
+def event_view(
+    tokens: Mapping[str, TokenIssued], row: Row, tenant: TenantRef | None = None
+) -> EventView:
+    """Return the view of a journal row for callers that see everything, or for a tenant.
 
-    ``tokens`` are those whose notes are known. The digest of a token stays here. A tenant is not
-    told which of the operators' tokens did something to it, nor the address of anyone.
+    ``tokens`` gives the role and note of the actor. Digests of tokens are never shown. Tenants do
+    not see the tokens of operators, nor any client's address.
     """
     entry, actor, origin = row.entry, row.actor, row.origin
     if isinstance(entry, TokenIssued):
@@ -171,7 +166,7 @@ def event_view(tokens: Mapping[str, TokenIssued], row: Row, tenant: str | None =
         if token is None or token.tenant != tenant:
             token = None
             actor = actor if actor in SERVICE_ACTORS else "operator"
-    whose, subject = concerns(row.entry)
+    concerned, subject = concerns(row.entry)
     return EventView(
         seq=row.seq,
         at=moment(row.at) or "",
@@ -180,14 +175,15 @@ def event_view(tokens: Mapping[str, TokenIssued], row: Row, tenant: str | None =
         note="" if token is None else token.note,
         origin=origin,
         kind=kind(entry),
-        tenant=whose,
+        tenant=None if concerned is None else concerned.name,
+        tenant_id=None if concerned is None else concerned.id,
         subject=subject,
         entry=entry,
     )
 
 
 def foreign_view(name: str, found: Foreign, evicting: bool) -> ForeignView:
-    """An instance that is no allocation's."""
+    """Return the view of a foreign instance."""
     return ForeignView(
         name=name,
         gpu=found.gpu,
@@ -201,8 +197,8 @@ def foreign_view(name: str, found: Foreign, evicting: bool) -> ForeignView:
     )
 
 
-def desired_view(state: State, node: NodeStanding, agent: AgentStanding) -> DesiredView:
-    """All that should be on a managed node."""
+def desired_view(state: State, node: NodeStatus, agent: AgentStatus) -> DesiredView:
+    """Return the desired state of a managed node."""
     instances = []
     for identity, index in state.on_node(node):
         record = state.record(identity)
@@ -227,11 +223,11 @@ def desired_view(state: State, node: NodeStanding, agent: AgentStanding) -> Desi
 
 
 def token_view(token: TokenIssued) -> TokenView:
-    """A token, without its secret."""
+    """Return the view of a token, without its secret."""
     return TokenView(
         id=token.token,
         role=token.role,
-        tenant=token.tenant,
+        tenant=None if token.tenant is None else token.tenant.name,
         node=token.node,
         note=token.note,
         expires_at=moment(token.expires),

@@ -1,8 +1,8 @@
-"""The cluster: which instances sit where, indexed by state so that nobody has to scan GPUs.
+"""The cluster: GPUs and the instances on them, indexed by state.
 
 Per state, the cluster keeps the ordered set of GPUs in it (`members`) and the lowest of them
 (`first`). A decision looks at states, of which there are a few hundred, never at GPUs. Totals
-(occupied slices, active GPUs, fragmentation) are kept as GPUs move between states.
+(occupied slices, active GPUs, fragmentation) are updated as GPUs change state.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Cluster:
         self._f_overlap: list[int] = []
         self._empty_state: dict[Geometry, int] = {}
         self.models_seen = 0
-        """Grows whenever a model joins or is forgotten: states have other numbers from then on."""
+        """Counts the models added and forgotten; each renumbers states."""
 
         self.state_of: list[int] = []
         """The state of each GPU, by GPU id."""
@@ -93,9 +93,9 @@ class Cluster:
 
     @classmethod
     def of(cls, geometry: Geometry, gpus: int, gpus_per_node: int | None = None) -> Cluster:
-        """A cluster of this many empty GPUs, on one node unless it is said how many a node has.
+        """A cluster of empty GPUs, on one node or on nodes of ``gpus_per_node``.
 
-        The last node has what is left over.
+        The last node has the remainder.
         """
         each = gpus if gpus_per_node is None else gpus_per_node
         if gpus < 1 or each < 1:
@@ -110,7 +110,7 @@ class Cluster:
     def add_node(self, name: str, geometry: Geometry, gpus: int) -> Node:
         """Add a node with empty GPUs and make them schedulable."""
         if name in self._nodes:
-            raise SlicewiseError(f"node {name!r} exists already")
+            raise SlicewiseError(f"node {name!r} already exists")
         if gpus < 1:
             raise SlicewiseError(f"node {name!r} needs at least one GPU, not {gpus}")
         empty = self.know(geometry)
@@ -139,11 +139,11 @@ class Cluster:
 
     @property
     def spare_gpus(self) -> tuple[range, ...]:
-        """The ids that removed nodes left, by size; of one size, the last is given out first."""
+        """Unused ids of removed nodes, by size; of one size, the last is reused first."""
         return tuple(ids for size in sorted(self._spare_ids) for ids in self._spare_ids[size])
 
     def drain(self, name: str) -> Node:
-        """Take a node's GPUs out of scheduling; what runs there stays."""
+        """Take a node's GPUs out of scheduling; running instances stay."""
         node = self.node(name)
         if node.schedulable:
             for gpu in node.gpus:
@@ -152,7 +152,7 @@ class Cluster:
         return self._set_node(node, False)
 
     def resume(self, name: str) -> Node:
-        """Make a node's GPUs schedulable again, but for those that are held."""
+        """Make a node's GPUs schedulable again, except GPUs that are held."""
         node = self.node(name)
         if not node.schedulable:
             for gpu in node.gpus:
@@ -161,9 +161,9 @@ class Cluster:
         return self._set_node(node, True)
 
     def hold(self, gpu: int) -> None:
-        """Let one GPU take no new instances, whatever becomes of its node; what runs there stays.
+        """Take one GPU out of scheduling, whatever the state of its node; running instances stay.
 
-        Holding one that is held already changes nothing.
+        Holding a GPU twice has no further effect.
         """
         node = self.node_of(gpu)
         if gpu not in self._held:
@@ -172,7 +172,7 @@ class Cluster:
                 self._take_from_index(gpu)
 
     def unhold(self, gpu: int) -> None:
-        """Let a GPU take new instances again, as far as its node does."""
+        """Make a held GPU schedulable again, if its node is."""
         node = self.node_of(gpu)
         if gpu in self._held:
             self._held.remove(gpu)
@@ -229,7 +229,7 @@ class Cluster:
         return node
 
     def know(self, geometry: Geometry) -> int:
-        """Let the cluster know a model, though no node may have it yet; returns its empty state."""
+        """Add a GPU model, with or without a node of it; returns the number of its empty state."""
         known = self._empty_state.get(geometry)
         if known is not None:
             return known
@@ -258,7 +258,7 @@ class Cluster:
         return base
 
     def forget(self, geometry: Geometry) -> None:
-        """Forget a model that no node has; the states of those that joined later move up."""
+        """Remove a GPU model that no node has; later models' states are renumbered."""
         base = self._empty_state.get(geometry)
         if base is None or any(node.geometry == geometry for node in self._nodes.values()):
             raise SlicewiseError(f"{geometry.model!r} is in use, or not known")
@@ -282,7 +282,7 @@ class Cluster:
     # Instances
 
     def place(self, gpu: int, profile: str, start: int) -> Instance:
-        """Create an instance at an exact place."""
+        """Create an instance at an exact placement."""
         node = self.node_of(gpu)
         geometry = node.geometry
         placement = geometry.placement(profile, start)
@@ -298,7 +298,7 @@ class Cluster:
         return self.put(gpu, placement.number)
 
     def put(self, gpu: int, placement: int) -> Instance:
-        """Create an instance by the number its placement has in the GPU's geometry."""
+        """Create an instance by the number of its placement in the GPU's geometry."""
         old = self.state_of[gpu]
         new = self.after_place[old][placement]
         if new == ILLEGAL:
@@ -318,7 +318,7 @@ class Cluster:
         return Instance(identity, gpu, profile.name, start, profile.size)
 
     def release(self, instance: Instance | int) -> Instance:
-        """End an instance, given it or its id; a second release is refused."""
+        """End an instance, given as object or id; a second release is refused."""
         identity = instance if isinstance(instance, int) else instance.id
         gone = self.instance(identity)
         self._take_out(identity)
@@ -326,12 +326,12 @@ class Cluster:
         return gone
 
     def undo_place(self, instance: Instance) -> None:
-        """Take back the latest placement, as if it had never been made."""
+        """Undo the latest placement."""
         self.instance(instance.id)
         self._take_out(instance.id)
 
     def undo_release(self, instance: Instance) -> None:
-        """Take back the latest release: the instance is there again, under the same id."""
+        """Undo the latest release: the instance exists again, with the same id."""
         slot = instance.id & (1 << _SLOT_BITS) - 1
         if not self._free_slots or self._free_slots[-1] != slot:
             raise PlacementError(f"releasing instance {instance.id} was not the latest change")
@@ -341,7 +341,7 @@ class Cluster:
         self.put(instance.gpu, placement.number)
 
     def instance(self, identity: int) -> Instance:
-        """The living instance with that id."""
+        """The existing instance with that id."""
         slot = identity & (1 << _SLOT_BITS) - 1
         if (
             not identity >= 0
@@ -353,13 +353,13 @@ class Cluster:
         return self._instance_in(slot, identity)
 
     def instances(self) -> Iterator[Instance]:
-        """All living instances."""
+        """All instances."""
         for slot, where in enumerate(self._where):
             if where != _FREE_SLOT:
                 yield self._instance_in(slot, self._generation[slot] << _SLOT_BITS | slot)
 
     def instances_on(self, gpu: int) -> list[Instance]:
-        """The living instances on one GPU, by id."""
+        """The instances on one GPU, by id."""
         self._check_gpu(gpu)
         generation = self._generation
         ids = sorted(generation[slot] << _SLOT_BITS | slot for slot in self._residents.on(gpu))
@@ -384,7 +384,7 @@ class Cluster:
         self._free_slots.append(slot)
 
     def _move(self, gpu: int, old: int, new: int) -> None:
-        """Take a GPU from one state to another and keep every table true."""
+        """Change the state of a GPU and update every index and total."""
         if gpu in self.schedulable:
             self._leave(gpu, old)
             self._join(gpu, new)
@@ -425,10 +425,10 @@ class Cluster:
             return PlacementError(f"{what} overlaps occupied slices ({taken}, slice 0 first)")
         return PlacementError(f"{what} would exceed {state.overdrawn(placement.profile)}")
 
-    # What the cluster looks like
+    # Reading
 
     def state(self, gpu: int) -> GpuState:
-        """The state a GPU is in."""
+        """The state of a GPU."""
         self._check_gpu(gpu)
         return self.states[self.state_of[gpu]]
 
@@ -441,7 +441,7 @@ class Cluster:
 
     @property
     def gpus(self) -> int:
-        """How many GPUs there are."""
+        """The number of GPUs."""
         return self._gpus
 
     @property
@@ -466,7 +466,7 @@ class Cluster:
 
     @property
     def instance_count(self) -> int:
-        """How many instances there are."""
+        """The number of instances."""
         return len(self._where) - len(self._free_slots)
 
     def fragmentation(self, reading: Reading = Reading.PARTIAL) -> float:

@@ -8,15 +8,15 @@ from typing import Any
 
 
 class SlicewiseError(Exception):
-    """Anything slicewise refuses; the message is one sentence for people."""
+    """The base of all errors of slicewise; the message is one sentence for people."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Errors come back from worker processes. Pickle would call the class with the message
-        # alone, and some of them are made of other things.
-        return _as_it_was, (type(self), self.args, self.__dict__)
+        # Errors are sent from worker processes. Pickle would call the class with the message
+        # alone, but some classes take other arguments.
+        return _restore, (type(self), self.args, self.__dict__)
 
 
-def _as_it_was(
+def _restore(
     kind: type[SlicewiseError], args: tuple[Any, ...], attributes: dict[str, Any]
 ) -> SlicewiseError:
     """An error from another process."""
@@ -26,7 +26,7 @@ def _as_it_was(
 
 
 class GeometryError(SlicewiseError):
-    """A GPU description that cannot be true; names the field that is wrong."""
+    """An invalid GPU description; names the field that is wrong."""
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
@@ -35,7 +35,7 @@ class GeometryError(SlicewiseError):
 
 
 class UnknownNameError(SlicewiseError):
-    """A name nobody knows; lists the close ones."""
+    """An unknown name; the message lists close ones."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
         known = list(known)

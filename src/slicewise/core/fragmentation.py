@@ -2,8 +2,8 @@
 
 For every plain profile whose size fits in the number of free slices, every legal start whose
 window is blocked adds the profile's size. The readings differ in what *blocked* means:
-``overlap`` counts any window with an occupied slice, ``partial`` only windows that hold free and
-occupied slices both, since a fully occupied window strands nothing.
+``overlap`` counts any window with an occupied slice, ``partial`` only windows with both free and
+occupied slices, since a fully occupied window strands nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from slicewise.core.geometry import Geometry, Profile
-from slicewise.core.tables import kept
+from slicewise.core.tables import cached
 
 
 class Reading(StrEnum):
@@ -48,7 +48,7 @@ def score(geometry: Geometry, mask: int, reading: Reading = Reading.PARTIAL) -> 
     return sum(score_by_profile(geometry, mask, reading).values())
 
 
-@kept(256)
+@cached(256)
 def score_table(geometry: Geometry, reading: Reading) -> tuple[int, ...]:
     """F of every mask: the fast twin of ``score``."""
     table = [0] * (geometry.full + 1)

@@ -71,13 +71,13 @@ class Reason(StrEnum):
     """Why a request was rejected."""
 
     CAPACITY = "capacity"
-    """No GPU has enough free slices (or what the profile needs besides)."""
+    """No GPU has enough free slices, or enough of another budget."""
     FRAGMENTED = "fragmented"
     """Enough slices are free on some GPU, but every legal window there is blocked."""
     UNKNOWN_PROFILE = "unknown profile"
     """No GPU model of this cluster offers what was asked for."""
     QUOTA = "quota"
-    """The tenant has as much as it may have; what others ask for is not concerned."""
+    """The tenant has reached its quota; requests of other tenants are not affected."""
 
 
 @dataclass(frozen=True, slots=True)

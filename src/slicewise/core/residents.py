@@ -1,8 +1,8 @@
-"""Who is on a GPU: a chain of instances for each, kept in two arrays of small integers.
+"""The instances on each GPU, as linked lists in two arrays.
 
-The first array holds, by GPU, one of its instances; the second, by instance, the next one on the
-same GPU. That is four bytes a GPU and four an instance, and no chain is longer than a GPU has
-slices.
+The first array holds the first instance of each GPU, the second the next instance on the same GPU
+for each instance. This takes four bytes per GPU and four per instance. No list is longer than the
+number of slices of a GPU.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ class Residents:
         self._next = array("I")
 
     def add_gpus(self, count: int) -> None:
-        """Let there be more GPUs, all of them empty."""
+        """Add empty GPUs."""
         self._head.extend(array("I", [_END]) * count)
 
     def enter(self, gpu: int, slot: int) -> None:
-        """Put an instance on a GPU; a new slot is the next number not used so far."""
+        """Add an instance to a GPU; a new slot is the next unused number."""
         if slot == len(self._next):
             self._next.append(_END)
         self._next[slot] = self._head[gpu]
         self._head[gpu] = slot
 
     def leave(self, gpu: int, slot: int) -> None:
-        """Take an instance that is there off its GPU."""
+        """Remove an instance from its GPU."""
         following = self._next
         at = self._head[gpu]
         if at == slot:

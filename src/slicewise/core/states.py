@@ -14,7 +14,7 @@ from operator import add, gt
 
 from slicewise.core.errors import GeometryError
 from slicewise.core.geometry import Geometry, Placement, Profile
-from slicewise.core.tables import kept
+from slicewise.core.tables import cached
 
 MAX_CELLS = 1 << 22
 """States times placements, which the tables of a model hold: a GPU of 16 slices with every mask
@@ -98,7 +98,7 @@ class StateSpace:
         return len(self.states)
 
 
-@kept(256)
+@cached(256)
 def state_space(geometry: Geometry, profiles: frozenset[str] | None = None) -> StateSpace:
     """The states reachable with these profiles (all of them unless named)."""
     placements = [p for p in geometry.placements if profiles is None or p.profile.name in profiles]

@@ -1,8 +1,7 @@
-"""Tables made for GPU models, kept for as long as the models are in use.
+"""A cache for tables of GPU models, such as their states.
 
-Whatever is worked out for a model once, such as its states, is worth keeping. In a process that
-meets new models for as long as it runs it must also be dropped: a model may have tables of many
-megabytes, and an agent can tell of any number of models.
+The tables are computed once for each model. A long-running process must be able to drop them:
+a model's tables may take many megabytes, and agents may report any number of models.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ T = TypeVar("T")
 _drop: list[Callable[[], None]] = []
 
 
-def kept(most: int) -> Callable[[Callable[..., T]], _lru_cache_wrapper[T]]:
-    """Keep what a function returns, of so many calls, until `drop_tables`."""
+def cached(most: int) -> Callable[[Callable[..., T]], _lru_cache_wrapper[T]]:
+    """Cache the results of a function, like `functools.lru_cache`, until `drop_tables`."""
 
     def decorate(function: Callable[..., T]) -> _lru_cache_wrapper[T]:
         cached = lru_cache(maxsize=most)(function)
@@ -28,6 +27,6 @@ def kept(most: int) -> Callable[[Callable[..., T]], _lru_cache_wrapper[T]]:
 
 
 def drop_tables() -> None:
-    """Drop all tables; those still needed are made again when they are asked for."""
+    """Drop all tables; the next use computes them again."""
     for drop in _drop:
         drop()

@@ -1,8 +1,7 @@
-"""The files of the dashboard, served from memory with a policy that lets nothing else run.
+"""Serve the static files of the dashboard from memory, with a strict content security policy.
 
-All files are read once. A request looks a name up in a table, so no path leads anywhere else. What
-the page loads lies under a folder named after the content of all of it: browsers may keep it for
-good, and a new version has new names.
+All files are read once. Requests look up a table, so path traversal is impossible. The path of
+an asset contains a hash of all files, so browsers may cache it forever.
 """
 
 from __future__ import annotations
@@ -15,15 +14,13 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from secrets import token_hex
 
-from starlette.types import Receive, Scope, Send
-
 from slicewise.control.answers import RefusedError
-from slicewise.service.http import knows, problem
+from slicewise.server.requests import Receive, Scope, Send, matches_tag, problem
 
 VIEWS = (
     "cluster",
     "ask",
-    "lately",
+    "overview",
     "queue",
     "allocations",
     "nodes",
@@ -46,7 +43,7 @@ POLICY = "; ".join(
         "frame-ancestors 'none'",
     )
 )
-"""What the page may load and run: its own files, and nothing that stands in a page itself."""
+"""Content security policy: own files only, nothing inline."""
 
 _CONTENT = {
     ".html": b"text/html; charset=utf-8",
@@ -54,8 +51,8 @@ _CONTENT = {
     ".js": b"text/javascript; charset=utf-8",
     ".svg": b"image/svg+xml",
 }
-_FOR_GOOD = b"public, max-age=31536000, immutable"
-_ASK_AGAIN = b"no-cache"
+_IMMUTABLE = b"public, max-age=31536000, immutable"
+_REVALIDATE = b"no-cache"
 _VERSION = b"{version}"
 
 
@@ -78,16 +75,16 @@ class Pages:
         for name in sorted(found):
             digest.update(name.encode() + b"\0" + found[name] + b"\0")
         self.version = digest.hexdigest()[:16]
-        """Stands for the content of all files."""
+        """A hash of the content of all files."""
         index = found.pop("index.html").replace(_VERSION, self.version.encode())
-        page = _file("index.html", index, _ASK_AGAIN)
+        page = _file("index.html", index, _REVALIDATE)
         self._files = {f"/{view}": page for view in ("", *VIEWS)}
         for name, content in found.items():
-            self._files[f"/assets/{self.version}/{name}"] = _file(name, content, _FOR_GOOD)
+            self._files[f"/assets/{self.version}/{name}"] = _file(name, content, _IMMUTABLE)
 
     @property
     def paths(self) -> list[str]:
-        """Everything there is to be had."""
+        """All paths served."""
         return sorted(self._files)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -105,7 +102,7 @@ class Pages:
             return
         sent = dict(scope["headers"])
         status, body, headers = 200, file.plain, list(file.headers)
-        if knows(sent.get(b"if-none-match", b""), file.tag):
+        if matches_tag(sent.get(b"if-none-match", b""), file.tag):
             status, body = 304, b""
         else:
             if b"gzip" in sent.get(b"accept-encoding", b""):

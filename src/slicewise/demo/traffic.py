@@ -1,6 +1,6 @@
-"""Live traffic: tenants who come, ask, hold what they get for a while, and give it back.
+"""Live traffic: tenants request allocations, hold them for a while, and release them.
 
-Arrivals are as in the steady experiment, only in real time and through the service's front door.
+Arrivals are Poisson, as in the steady experiment, but in real time and through the HTTP API.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections import Counter
 from collections.abc import Coroutine, Mapping
 
 from slicewise.client import ApiError, AsyncClient, RejectedError, UnreachableError
-from slicewise.demo.scene import GUESTS, Guest
+from slicewise.demo.cluster import TENANTS, DemoTenant
 
-_AT_ONCE = 50
-"""Requests under way at most: a service that does not keep up is not asked ever more."""
+_MAX_IN_FLIGHT = 50
+"""The maximum number of requests in flight, which protects a slow service."""
 
 
 class Traffic:
-    """Requests of all guests, so many a second, until it is stopped."""
+    """Requests of all tenants at a mean rate, until it is stopped."""
 
     def __init__(
         self,
@@ -29,48 +29,50 @@ class Traffic:
         mean_seconds: float,
     ) -> None:
         self.counts: Counter[str] = Counter()
-        """How many were placed, queued and rejected."""
-        self._clients = {guest.name: AsyncClient(server, secrets[guest.name]) for guest in GUESTS}
+        """Requests by outcome: placed, queued, rejected, failed."""
+        self._clients = {
+            tenant.name: AsyncClient(server, secrets[tenant.name]) for tenant in TENANTS
+        }
         self._rng = rng
         self._per_second = per_second
         self._mean_seconds = mean_seconds
-        self._asking: set[asyncio.Task[None]] = set()
-        self._stays: set[asyncio.Task[None]] = set()
+        self._requests: set[asyncio.Task[None]] = set()
+        self._holds: set[asyncio.Task[None]] = set()
 
     async def run(self, requests: int | None = None) -> None:
-        """Go on for ever, or for so many requests; nobody comes or goes after that."""
-        asked = 0
+        """Send requests until cancelled, or a given number of them; then stop all tasks."""
+        sent = 0
         try:
-            while requests is None or asked < requests:
+            while requests is None or sent < requests:
                 await asyncio.sleep(self._rng.expovariate(self._per_second))
-                if len(self._asking) >= _AT_ONCE:
-                    await asyncio.wait(self._asking, return_when=asyncio.FIRST_COMPLETED)
-                guest = self._rng.choices(GUESTS, [guest.share for guest in GUESTS])[0]
-                profile = self._rng.choices(list(guest.likes), list(guest.likes.values()))[0]
+                if len(self._requests) >= _MAX_IN_FLIGHT:
+                    await asyncio.wait(self._requests, return_when=asyncio.FIRST_COMPLETED)
+                tenant = self._rng.choices(TENANTS, [tenant.share for tenant in TENANTS])[0]
+                profile = self._rng.choices(list(tenant.weights), list(tenant.weights.values()))[0]
                 seconds = 0.1 + self._rng.expovariate(1 / self._mean_seconds)
-                app = f"{guest.name}-{self._rng.randrange(20):02d}"
-                # Nobody waits for the answer that another gets, so as many come as were meant to.
-                _begin(self._ask(guest, profile, seconds, app), self._asking)
-                asked += 1
-            await asyncio.gather(*self._asking)
+                app = f"{tenant.name}-{self._rng.randrange(20):02d}"
+                # Requests do not wait for one another, which keeps the rate.
+                _begin(self._request(tenant, profile, seconds, app), self._requests)
+                sent += 1
+            await asyncio.gather(*self._requests)
         finally:
-            under_way = [*self._asking, *self._stays]
+            under_way = [*self._requests, *self._holds]
             for task in under_way:
                 task.cancel()
             await asyncio.gather(*under_way, return_exceptions=True)
             for client in self._clients.values():
                 await client.close()
 
-    async def _ask(self, guest: Guest, profile: str, seconds: float, app: str) -> None:
-        client = self._clients[guest.name]
+    async def _request(self, tenant: DemoTenant, profile: str, seconds: float, app: str) -> None:
+        client = self._clients[tenant.name]
         try:
             allocation = await client.allocate(
                 profile,
-                wait_seconds=guest.wait_seconds,
-                priority=guest.priority,
-                # For those who give back themselves it is long: should this process end early,
-                # what it held is not held for ever.
-                lease_seconds=seconds if guest.wait_seconds else 20 * self._mean_seconds,
+                wait_seconds=tenant.wait_seconds,
+                priority=tenant.priority,
+                # A long lease for tenants that release themselves: if this process is killed,
+                # their allocations end anyway.
+                lease_seconds=seconds if tenant.wait_seconds else 20 * self._mean_seconds,
                 labels={"app": app},
             )
         except RejectedError as rejection:
@@ -80,10 +82,10 @@ class Traffic:
             self.counts["failed"] += 1
             return
         self.counts[allocation.state] += 1
-        if not guest.wait_seconds:
-            _begin(self._stay(client, allocation.id, seconds), self._stays)
+        if not tenant.wait_seconds:
+            _begin(self._hold(client, allocation.id, seconds), self._holds)
 
-    async def _stay(self, client: AsyncClient, identity: str, seconds: float) -> None:
+    async def _hold(self, client: AsyncClient, identity: str, seconds: float) -> None:
         await asyncio.sleep(seconds)
         try:
             await client.release(identity)
@@ -91,13 +93,13 @@ class Traffic:
             self.counts["failed"] += 1
 
     def summary(self) -> str:
-        """What came of it so far, in a line."""
+        """The outcomes so far, in one line."""
         counts = ", ".join(f"{count} {what}" for what, count in sorted(self.counts.items()))
         return f"{self.counts.total()} requests: {counts or 'none yet'}"
 
 
-def _begin(doing: Coroutine[None, None, None], under_way: set[asyncio.Task[None]]) -> None:
-    """Do something beside all else; it is under way until it is done."""
-    task = asyncio.create_task(doing)
+def _begin(work: Coroutine[None, None, None], under_way: set[asyncio.Task[None]]) -> None:
+    """Start a task and keep it in the set until it is done."""
+    task = asyncio.create_task(work)
     under_way.add(task)
     task.add_done_callback(under_way.discard)

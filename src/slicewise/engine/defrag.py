@@ -15,7 +15,7 @@ from slicewise.core.cluster import Cluster, Instance
 from slicewise.core.geometry import Placement
 from slicewise.core.request import Request
 from slicewise.core.states import ILLEGAL
-from slicewise.engine.homes import Homes
+from slicewise.engine.destinations import Destinations
 from slicewise.engine.moves import Move, Trail
 from slicewise.engine.openings import Opening, Openings
 from slicewise.engine.room import room, room_of
@@ -84,8 +84,8 @@ class Planner:
         self.pinned = set(pinned)
         """Ids of the instances that stay where they are."""
         self._cluster = cluster
-        self._homes = Homes(cluster, policy)
-        self._roomiest = self._homes if policy is None else Homes(cluster)
+        self._homes = Destinations(cluster, policy)
+        self._roomiest = self._homes if policy is None else Destinations(cluster)
         self._openings = Openings(cluster)
         self._trail = Trail(cluster)
         self._effort = effort

@@ -20,8 +20,8 @@ from slicewise.core.geometry import Placement
 from slicewise.core.idset import NONE
 from slicewise.core.request import Rejection, Request
 from slicewise.core.states import GpuState
-from slicewise.core.tables import kept
-from slicewise.engine.reasons import Reasons, called
+from slicewise.core.tables import cached
+from slicewise.engine.reasons import Reasons, gpu_name
 from slicewise.engine.scheduler import Scheduler
 from slicewise.policies.base import (
     AdaptivePolicy,
@@ -123,15 +123,15 @@ class Explainer:
         if isinstance(policy, ScanPolicy):
             spot = policy.choose(cluster, request)
             if spot is None:
-                return NONE, self._reasons.nowhere(request)
+                return NONE, self._reasons.for_cluster(request)
             return spot.gpu, self._place(*spot)
         ranking = self._ranking(policy)
         ranking.turn = self._scheduler.turn
         gpu, number = ranking.choose(request)
         if gpu == NONE:
-            return NONE, self._reasons.nowhere(request)
+            return NONE, self._reasons.for_cluster(request)
         if number == PICKED_ONLY:
-            return gpu, self._reasons.on_gpu(request, gpu)
+            return gpu, self._reasons.for_gpu(request, gpu)
         return gpu, self._place(gpu, cluster.state(gpu).geometry.placements[number])
 
     def _ranking(self, policy: Policy) -> Ranking:
@@ -214,7 +214,7 @@ class Explainer:
         if option.key is None:
             return f"{name} does not consider such a GPU"
         if chosen is None:
-            return f"{name} picked {called(self._cluster, picked)} and tries no other"
+            return f"{name} picked {gpu_name(self._cluster, picked)} and tries no other"
         if not option.own:
             return f"{name} would place it differently on such a GPU"
         if option.waste != chosen.waste:
@@ -232,7 +232,7 @@ class Explainer:
             return f"as good to {name}, but slice {chosen.placement.start} comes first"
         table = self._table(policy)
         turn = " in turn" if isinstance(table, TablePolicy) and table.ties is Ties.ROTATE else ""
-        return f"as good to {name}, but {called(self._cluster, picked)} comes first{turn}"
+        return f"as good to {name}, but {gpu_name(self._cluster, picked)} comes first{turn}"
 
 
 def cost_of(state: GpuState, placement: Placement) -> Cost:
@@ -248,7 +248,7 @@ def cost_of(state: GpuState, placement: Placement) -> Cost:
     )
 
 
-@kept(1 << 16)
+@cached(1 << 16)
 def open_places(state: GpuState) -> int:
     """How many placements of plain profiles the hardware would accept on such a GPU."""
     return sum(len(state.feasible_starts(profile)) for profile in state.geometry.plain_profiles)

@@ -1,8 +1,8 @@
-"""Openings: the windows a request could have, and the instances that are in its way there.
+"""Openings: placements that would be open if certain instances, the blockers, were moved.
 
-Which states could serve a request once some instances are gone is a table. Only in those states
-GPUs are looked at, one for every different set of instances, and never more than a fixed number
-a state, so that the work does not grow with the cluster.
+A table lists the states that can serve a request after some instances are gone. Only GPUs in these
+states are examined: one for each distinct set of instances, up to a fixed number per state. The
+work therefore does not grow with the cluster.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from slicewise.core.request import Request
 from slicewise.core.states import ILLEGAL
 
 LOOK_AT = 64
-"""How many GPUs of a state are looked at, lowest ids first."""
+"""The number of GPUs examined per state, lowest ids first."""
 
 _NEVER = 127
-"""More instances than any GPU has: the request does not fit even when all are gone."""
+"""More instances than any GPU has: the request does not fit even on an empty GPU."""
 
 
 class Opening(NamedTuple):
-    """A placement on a GPU that is open once these instances are gone."""
+    """A placement on a GPU that is open after the blockers are gone."""
 
     gpu: int
     placement: Placement
@@ -51,8 +51,8 @@ class Openings:
     ) -> list[Opening]:
         """Openings with at most ``limit`` blockers, the fewest and smallest first.
 
-        Instances with their id in ``fixed`` do not go away. GPUs with equal instances stand for
-        one another, the lowest id for all, except those in ``apart``.
+        Instances with their id in ``fixed`` stay. Of GPUs with equal instances only the lowest id
+        is considered, except GPUs in ``apart``.
         """
         cluster = self._cluster
         near = (self._distance(request) <= limit) & (cluster.first < NONE)
@@ -109,7 +109,7 @@ class Openings:
         ]
         if any(i not in movable for i in over):
             return
-        # Those in the window must go; where a budget is short, so must some of the others.
+        # Instances in the window must move; if a budget is short, others must as well.
         rest = [i for i in movable if i not in over]
         smaller: list[set[Instance]] = []
         for more in range(min(limit - len(over), len(rest)) + 1):
@@ -130,7 +130,7 @@ class Openings:
         return cluster.after_place[state][placement.number] != ILLEGAL
 
     def _distance(self, request: Request) -> npt.NDArray[np.int8]:
-        """By state: how many instances must at least go before the request fits."""
+        """By state: the fewest instances that must move before the request fits."""
         if self._cluster.models_seen != self._models_seen:
             self._distances.clear()  # a model joined or left: states have other numbers
             self._models_seen = self._cluster.models_seen
@@ -144,7 +144,7 @@ class Openings:
     def _measure(self, request: Request) -> npt.NDArray[np.int8]:
         cluster = self._cluster
         distance = np.full(len(cluster.states), _NEVER, np.int8)
-        # Fewer slices are taken after a release, and states stand in that order for each model.
+        # States of a model are sorted by occupied slices, so the state after a release comes first.
         for number, state in enumerate(cluster.states):
             if any(state.feasible_starts(p) for _, p in request.candidates(state.geometry)):
                 distance[number] = 0

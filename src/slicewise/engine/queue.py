@@ -1,9 +1,9 @@
-"""The waiting room: requests that found no place wait there, in order, until room appears.
+"""The queue of requests that could not be placed and wait until room appears.
 
-The order is by priority, the highest first, and then by number. A ticket is served when its turn
-has come and there is room for it. Where *backfill* is allowed, tickets further back may be served
-while the head is blocked, but none is overtaken more often than the discipline says, and the
-tickets of one tenant never overtake each other. No clock: time is a number that is passed in.
+Tickets are ordered by priority, the highest first, and then by number. A ticket is served when its
+turn has come and there is room for it. With *backfill*, tickets further back may be served while
+the head is blocked. No ticket is overtaken more often than the discipline allows, and the tickets
+of one tenant never overtake each other. There is no clock: callers pass the time as a number.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from slicewise.engine.sortedkeys import Key, SortedKeys
 T = TypeVar("T")
 
 _MOST = 1_000_000
-"""Far beyond what makes sense, for both numbers of a discipline."""
+"""The largest value of each setting of a discipline, far above any useful one."""
 
 _REMEMBERED_REQUESTS = 1024
-"""Requests come from outside, so only this many refusals are remembered."""
+"""The limit on remembered refusals: clients choose the requests, so memory must be bounded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A request that waits, and what its place in the order depends on."""
+    """A waiting request, with the attributes that determine its position in the queue."""
 
     number: int
-    """Given by the caller, ever growing: of equal priority, the lower number is served first."""
+    """Assigned by the caller in ascending order; at equal priority the lower is served first."""
     request: Request
     count: int = 1
-    """So many instances of it, all or nothing."""
+    """The number of instances, placed all or none."""
     tenant: str = ""
     """Tickets of one tenant are served strictly in order. The empty name is a tenant like any
-    other: where everybody is on their own, as in the simulator, give each a name of its own."""
+    other; for independent tickets, as in the simulator, give each ticket its own tenant."""
     priority: int = 0
     """Higher is served first."""
     entered: float = 0.0
     deadline: float | None = None
-    """When it gives up; None waits for ever."""
+    """When the ticket expires; None to wait indefinitely."""
 
     def __post_init__(self) -> None:
         if self.count < 1:
@@ -59,12 +59,12 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class Discipline:
-    """How a queue is served: strictly in order, as in the paper, unless backfill is allowed."""
+    """How a queue is served: strictly in order, as in the paper, or with backfill."""
 
     backfill: int = 0
-    """How many tickets behind a blocked head may be looked at; 0 is first in, first out."""
+    """How many tickets behind a blocked head may be tried; 0 is first in, first out."""
     overtakes: int = 16
-    """How often a ticket may be overtaken before nothing may pass it any more."""
+    """How often a ticket may be overtaken; after that, no ticket may pass it."""
 
     def __post_init__(self) -> None:
         for name, value in (("backfill", self.backfill), ("overtakes", self.overtakes)):
@@ -74,30 +74,28 @@ class Discipline:
 
 @dataclass(slots=True)
 class _Waiting:
-    """A ticket in the room."""
-
     ticket: Ticket
     key: Key
     overtaken: int
 
 
 class WaitingRoom:
-    """Tickets in order, and who of them is served when room appears."""
+    """The waiting tickets in order; decides which of them are served when room appears."""
 
     def __init__(self, discipline: Discipline | None = None) -> None:
         self.discipline = discipline or Discipline()
         self._waiting: dict[int, _Waiting] = {}
         self._order = SortedKeys()
         self._lines: dict[str, SortedKeys] = {}
-        """By tenant: its tickets, of which only the first can be served next."""
+        """The tickets of each tenant; only the first can be served next."""
         self._heads = SortedKeys()
-        """The first of every line."""
+        """The first ticket of each line."""
         self._deadlines = SortedKeys()
         self._freshly_overtaken: dict[int, int] = {}
-        """By number, of those still waiting, so that it stays small when nobody asks."""
+        """By ticket number; only waiting tickets, so that it stays small if it is never read."""
 
     def enter(self, ticket: Ticket, overtaken: int = 0) -> None:
-        """Begin to wait; ``overtaken`` is for a ticket that waited before, in another room."""
+        """Add a ticket; ``overtaken`` carries over the count of one that waited in another room."""
         if ticket.number in self._waiting:
             raise SlicewiseError(f"ticket {ticket.number} is waiting already")
         waiting = _Waiting(ticket, (-ticket.priority, ticket.number), overtaken)
@@ -116,13 +114,13 @@ class WaitingRoom:
             self._heads.add(waiting.key)
 
     def withdraw(self, number: int) -> Ticket:
-        """Stop waiting."""
+        """Remove a ticket and return it."""
         waiting = self._find(number)
         self._remove(waiting)
         return waiting.ticket
 
     def expired(self, now: float) -> list[Ticket]:
-        """Take out the tickets whose deadline has come, and return them in order."""
+        """Remove the tickets whose deadline has passed and return them in order."""
         gone = []
         while (soonest := self._deadlines.first) is not None and soonest[0] <= now:
             waiting = self._waiting[soonest[1]]
@@ -132,27 +130,26 @@ class WaitingRoom:
 
     @property
     def next_deadline(self) -> float | None:
-        """When the next ticket gives up, if any ever does."""
+        """The earliest deadline of a waiting ticket, if any has one."""
         soonest = self._deadlines.first
         return None if soonest is None else soonest[0]
 
     def serve(self, place: Callable[[Ticket], T | Rejection]) -> list[tuple[Ticket, T]]:
-        """Go through the tickets in order and take out those that ``place`` finds a place for.
+        """Try the tickets in order, and remove and return those that ``place`` can place.
 
-        Once one is refused, the next ones are looked at as well, until more than ``backfill``
-        stay behind, or one of those has been overtaken as often as it may be. A ticket whose
-        tenant has an earlier one that was refused is passed by untried; it counts as one that
-        stays behind.
+        After a refusal, the following tickets are tried too, until more than ``backfill`` tickets
+        have been passed, or one of these has reached its limit of overtakes. A ticket is passed
+        without a try if an earlier ticket of its tenant was refused.
 
-        A refusal for ``Reason.QUOTA`` is the tenant's own affair: its line is left out, and
-        whoever passes it has not overtaken anybody.
+        A refusal for ``Reason.QUOTA`` concerns only the tenant: its tickets are skipped, and
+        passing them does not count as overtaking.
 
-        So a pass ends with all served that may be: another one right after it serves nobody.
-        When ``place`` raises, those it has placed are out of the room and the others still in.
+        One pass serves every ticket that may be served: a second pass right after it serves none.
+        If ``place`` raises, the tickets placed so far are removed and the others keep waiting.
         """
         served: list[tuple[Ticket, T]] = []
         passed: list[_Waiting] = []
-        most = 0  # how often the most overtaken of those has been
+        most = 0  # the largest overtaken count of the passed tickets
         behind: list[Key] = []  # a heap: the next ticket of every line whose first was refused
         head = self._heads.first
         while not passed or (
@@ -183,23 +180,23 @@ class WaitingRoom:
         return served
 
     def ticket(self, number: int) -> Ticket:
-        """The waiting ticket of that number."""
+        """The waiting ticket with this number."""
         return self._find(number).ticket
 
     def position(self, number: int) -> int:
-        """How many tickets are before this one; 0 at the head."""
+        """The number of tickets ahead of this one; 0 at the head."""
         return self._order.rank(self._find(number).key)
 
     def overtaken(self, number: int) -> int:
-        """How often a waiting ticket has been overtaken so far."""
+        """How often a waiting ticket has been overtaken."""
         return self._find(number).overtaken
 
     def set_overtaken(self, number: int, times: int) -> None:
-        """Take over how often a waiting ticket was overtaken elsewhere."""
+        """Set how often a waiting ticket has been overtaken, from a count kept elsewhere."""
         self._find(number).overtaken = times
 
     def take_overtaken(self) -> dict[int, int]:
-        """Who of those waiting was overtaken since this was last asked, and how often by now."""
+        """The total counts of waiting tickets overtaken since the last call, by number."""
         fresh, self._freshly_overtaken = self._freshly_overtaken, {}
         return fresh
 
@@ -239,20 +236,20 @@ class WaitingRoom:
 
 
 class Attempts(Generic[T]):
-    """Tries to place, and remembers what was refused until room appears.
+    """Tries to place requests, and remembers refusals until room appears.
 
-    Placing never opens room. So what was refused is refused again as long as nothing is released,
-    and the same request, for as many instances or more, need not be tried. A strict policy, which
-    might pick another GPU the next time, also has to wait for room.
+    Placing never creates room. So a refused request would be refused again until something is
+    released, and the same request for as many instances or more is not tried. This also holds for
+    a strict policy, although it might pick another GPU the next time.
     """
 
     def __init__(self, place: Callable[[Request, int], T | Rejection]) -> None:
         self._place = place
         self._refused: dict[Request, tuple[int, Rejection]] = {}
-        """By request: the fewest instances that were refused, and the refusal."""
+        """By request: the smallest number of instances that was refused, and the refusal."""
 
     def __call__(self, request: Request, count: int = 1) -> T | Rejection:
-        """Place so many instances, or say why not."""
+        """Place ``count`` instances, or return the rejection."""
         known = self._refused.get(request)
         if known is not None and count >= known[0]:
             return known[1]
@@ -264,5 +261,5 @@ class Attempts(Generic[T]):
         return outcome
 
     def room_appeared(self) -> None:
-        """Something was released, moved or added: what was refused is worth a try again."""
+        """Forget all refusals, after instances were released or moved, or GPUs added."""
         self._refused.clear()

@@ -20,7 +20,7 @@ from slicewise.core.states import GpuState
 
 @dataclass(frozen=True, slots=True)
 class _Obstacles:
-    """Where a kind of request meets fragmentation, over every state of a cluster."""
+    """The states of a cluster in which a kind of request is blocked by fragmentation."""
 
     offered: bool
     """Whether any model in the cluster offers what is asked for."""
@@ -37,7 +37,7 @@ class Reasons:
         self._obstacles: OrderedDict[Request, _Obstacles] = OrderedDict()
         self._models_seen = 0
 
-    def nowhere(self, request: Request) -> Rejection:
+    def for_cluster(self, request: Request) -> Rejection:
         """No GPU was found for the request."""
         obstacles = self._of(request)
         if not obstacles.offered:
@@ -61,21 +61,21 @@ class Reasons:
             f"no GPU has enough free for {request} ({free} slices are free in all)",
         )
 
-    def on_gpu(self, request: Request, gpu: int) -> Rejection:
+    def for_gpu(self, request: Request, gpu: int) -> Rejection:
         """The policy picked this GPU and tries no other, but there is no window on it."""
         state = self._cluster.state(gpu)
         if _is_fragmented(state, request.candidates(state.geometry)):
             return Rejection(
                 request,
                 Reason.FRAGMENTED,
-                f"no window for {request} is open on {called(self._cluster, gpu)}, which the "
+                f"no window for {request} is open on {gpu_name(self._cluster, gpu)}, which the "
                 f"policy picked for its {state.free_slices} free slices",
             )
         return Rejection(
             request,
             Reason.CAPACITY,
-            f"{called(self._cluster, gpu)}, which the policy picked, has not enough free for "
-            f"{request}",
+            f"{gpu_name(self._cluster, gpu)}, which the policy picked, does not have enough free "
+            f"for {request}",
         )
 
     def _of(self, request: Request) -> _Obstacles:
@@ -101,8 +101,8 @@ class Reasons:
         ]
 
 
-def called(cluster: Cluster, gpu: int) -> str:
-    """What people call a GPU: its index on its node, where there are several nodes."""
+def gpu_name(cluster: Cluster, gpu: int) -> str:
+    """The name of a GPU in messages: its index on its node, if there are several nodes."""
     node = cluster.node_of(gpu)
     if len(node.gpus) == cluster.gpus:
         return f"GPU {gpu}"

@@ -1,4 +1,4 @@
-"""Room: how much could still be placed, as one number for each state.
+"""Room: a measure of what could still be placed, one number for each state.
 
 The *room* of a GPU is the sum, over its plain profiles and the starts at which the hardware would
 accept an instance now, of the profile's size. An empty A100-80GB has a room of 41; a full GPU has
@@ -10,11 +10,11 @@ from __future__ import annotations
 from slicewise.core.cluster import Cluster
 from slicewise.core.geometry import Profile
 from slicewise.core.states import GpuState
-from slicewise.core.tables import kept
+from slicewise.core.tables import cached
 from slicewise.policies.base import Preference, TablePolicy
 
 
-@kept(1 << 16)
+@cached(1 << 16)
 def room_of(gpu: GpuState) -> int:
     """The sizes of all instances that could be placed on such a GPU, one at a time."""
     return sum(
@@ -32,13 +32,13 @@ def room(cluster: Cluster) -> int:
 
 
 class KeepRoom(TablePolicy):
-    """Goes where the least room is lost; not among the named policies, it serves the planner."""
+    """Prefers the least loss of room; used by the planner only, and not registered by name."""
 
     name = "keep-room"
     summary = "Least room lost."
 
     def prefer(self, gpu: GpuState, profile: Profile) -> Preference | None:
-        """The feasible start that leaves the most room, the lowest of equals."""
+        """The feasible start that leaves the most room; the lowest if several do."""
         before = room_of(gpu)
         choices = []
         for start in gpu.feasible_starts(profile):

@@ -1,7 +1,7 @@
-"""The scheduler: the one place that decides and changes a cluster.
+"""The scheduler: decides where requests go and applies the decisions to a cluster.
 
-A request walks through numbered phases: admit, choose, check, commit, publish. The laboratory
-and the service run this same code; what differs between them is passed in.
+A request passes through numbered phases: admit, choose, check, commit, publish. The lab and the
+service run the same code; differences between them are passed in.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from slicewise.policies.ranking import PICKED_ONLY, Ranking
 from slicewise.policies.registry import policy as policy_named
 
 _REMEMBERED_NAMES = 1024
-"""Profile names come from outside, so only this many are kept ready as requests."""
+"""The limit on cached requests: clients choose the profile names, so memory must be bounded."""
 
 
 class Placed(NamedTuple):
@@ -42,22 +42,22 @@ _Choice = tuple[int, int] | Rejection
 
 
 class PolicyError(SlicewiseError):
-    """A policy chose what the hardware would refuse; nothing was changed."""
+    """A policy chose a placement that is not legal; the cluster is unchanged."""
 
 
 class Scheduler:
-    """Places requests on a cluster by a policy, given or named."""
+    """Places requests on a cluster with a policy, which is passed as an object or by name."""
 
     def __init__(self, cluster: Cluster, policy: Policy | str = "default") -> None:
         self.cluster = cluster
         self.policy = policy_named(policy) if isinstance(policy, str) else policy
         self.reasons = Reasons(cluster)
-        """Says why a request finds no place."""
+        """Explains why a request cannot be placed."""
         self._listeners: list[Callable[[Event], None]] = []
         self._named: dict[str, Request] = {}
         self._table: _TableChooser | None = None
         self.scans = False
-        """Whether decisions take the slow path, GPU by GPU."""
+        """Whether the policy scans GPU by GPU, which is slow."""
         match self.policy:
             case TablePolicy() | AdaptivePolicy():
                 self._table = _TableChooser(self.policy, cluster, self.reasons)
@@ -72,7 +72,7 @@ class Scheduler:
 
     @property
     def turn(self) -> int:
-        """The GPU from which on a policy that goes round looks next; all the memory it has."""
+        """The GPU at which a rotating policy starts its next search: its only state."""
         return self._table.ranking.turn if self._table else 0
 
     @turn.setter
@@ -82,15 +82,15 @@ class Scheduler:
 
     @property
     def ranking(self) -> Ranking | None:
-        """How the policy ranks the states of the cluster; None where it scans GPUs instead."""
+        """The policy's ranking of GPU states; None for a policy that scans GPUs instead."""
         return self._table.ranking if self._table else None
 
     def subscribe(self, listener: Callable[[Event], None]) -> None:
-        """Have ``listener`` called with every event, once it has happened."""
+        """Call ``listener`` with every event, after it has happened."""
         self._listeners.append(listener)
 
     def submit(self, want: Request | str) -> Instance | Rejection:
-        """Place a request, or say why not."""
+        """Place a request, or return the rejection."""
         # 1. Admit.
         request = self._admit(want) if isinstance(want, str) else want
         # 2. to 4. Choose, check and commit.
@@ -102,13 +102,13 @@ class Scheduler:
     def submit_all(
         self, want: Request | str, count: int, *, waits: bool = False
     ) -> tuple[Instance, ...] | Rejection:
-        """Place a request so many times, or not once and say why.
+        """Place ``count`` instances of a request, or none and return the rejection.
 
-        The instances are published when all of them are placed. The rejection of a request that
-        ``waits``, and will be tried again, is not published.
+        The instances are published once all of them are placed. With ``waits``, a rejection is not
+        published, because the request will be tried again.
         """
         if count < 1:
-            raise SlicewiseError(f"{count} instances of {want} are none to place; the least is 1")
+            raise SlicewiseError(f"cannot place {count} instances of {want}; the least is 1")
         request = self._admit(want) if isinstance(want, str) else want
         placed: list[Instance] = []
         try:
@@ -122,7 +122,7 @@ class Scheduler:
                         self._publish(outcome)
                     return outcome
                 placed.append(outcome)
-        except BaseException:  # whatever a policy of somebody else's may raise
+        except BaseException:  # a third-party policy may raise anything
             self._undo(placed)
             raise
         for instance in placed:
@@ -136,28 +136,30 @@ class Scheduler:
         return gone
 
     def move(self, moves: Sequence[Move]) -> tuple[Instance, ...]:
-        """Make planned moves in order, all or none; returns the instances at their new places."""
+        """Carry out planned moves in order, all or none, and return the new instances."""
         made = carry_out(self.cluster, moves)
         for move, new in zip(moves, made, strict=True):
             self._publish(Moved(move.instance, new))
         return made
 
     def _decide(self, request: Request) -> Instance | Rejection:
-        """Place a request and tell nobody yet."""
+        """Place a request without publishing an event."""
         # 2. Choose.
         choice = self._choose(request)
         if isinstance(choice, Rejection):
             return choice
-        # 3. and 4. Check and commit: the cluster refuses what is not legal.
+        # 3. and 4. Check and commit: the cluster refuses illegal placements.
         try:
             return self.cluster.put(*choice)
         except PlacementError as error:
-            raise PolicyError(f"policy {self.policy.name!r} chose badly: {error}") from error
+            raise PolicyError(
+                f"policy {self.policy.name!r} made an illegal choice: {error}"
+            ) from error
 
     def _undo(self, placed: list[Instance]) -> None:
-        """Take placements back, the latest first, as if they had never been made.
+        """Undo placements, the latest first.
 
-        A policy that goes round has gone on all the same, as after any rejection.
+        The turn of a rotating policy is not reset, as after any rejection.
         """
         for instance in reversed(placed):
             self.cluster.undo_place(instance)
@@ -176,7 +178,7 @@ class Scheduler:
 
 
 def _short_of(rejection: Rejection, placed: int, count: int) -> Rejection:
-    """Why some of several could not be placed; what is said of the cluster counts the others in."""
+    """A rejection after some instances fit; its detail describes the cluster with these placed."""
     return Rejection(
         rejection.request,
         rejection.reason,
@@ -186,7 +188,7 @@ def _short_of(rejection: Rejection, placed: int, count: int) -> Rejection:
 
 
 class _TableChooser:
-    """Chooses by the index: constant time."""
+    """Chooses from the index in constant time."""
 
     def __init__(
         self, policy: TablePolicy | AdaptivePolicy, cluster: Cluster, reasons: Reasons
@@ -197,14 +199,14 @@ class _TableChooser:
     def choose(self, request: Request) -> _Choice:
         gpu, placement = self.ranking.choose(request)
         if gpu == NONE:
-            return self._reasons.nowhere(request)
+            return self._reasons.for_cluster(request)
         if placement == PICKED_ONLY:
-            return self._reasons.on_gpu(request, gpu)
+            return self._reasons.for_gpu(request, gpu)
         return gpu, placement
 
 
 class _ScanChooser:
-    """Lets the policy look for itself, and checks that what it chose can be."""
+    """Lets the policy scan the cluster, and checks its choice."""
 
     def __init__(self, policy: ScanPolicy, cluster: Cluster, reasons: Reasons) -> None:
         self._policy = policy
@@ -214,7 +216,7 @@ class _ScanChooser:
     def choose(self, request: Request) -> _Choice:
         spot = self._policy.choose(self._cluster, request)
         if spot is None:
-            return self._reasons.nowhere(request)
+            return self._reasons.for_cluster(request)
         gpu, placement = spot
         if gpu not in self._cluster.schedulable:
             raise PolicyError(

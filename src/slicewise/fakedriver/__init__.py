@@ -1,11 +1,10 @@
-"""A driver for GPUs that do not exist: NVML's own interface, with faults on demand.
+"""A fake NVIDIA driver: NVML's binary interface for simulated GPUs, with faults on demand.
 
-``build`` compiles the library, ``Machine`` holds the GPUs behind it. Programs use it through
-NVIDIA's unmodified binding.
+`build` compiles the library, `Machine` controls the GPUs behind it. Programs use it through
+NVIDIA's unmodified package pynvml. It imports core and catalog.
 """
 
-from slicewise.fakedriver.building import build
-from slicewise.fakedriver.machine import Machine
-from slicewise.fakedriver.views import ComputeView, GpuView, InstanceView
+from slicewise.fakedriver.library import build
+from slicewise.fakedriver.machine import ComputeView, GpuView, InstanceView, Machine
 
 __all__ = ["ComputeView", "GpuView", "InstanceView", "Machine", "build"]

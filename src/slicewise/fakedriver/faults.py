@@ -1,4 +1,4 @@
-"""Faults on demand: calls that fail, dawdle or kill their caller, and how often each was made."""
+"""Fault injection: NVML calls that fail, take long, or kill the calling process."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from contextlib import AbstractContextManager
 from enum import StrEnum
 
 from slicewise.core.errors import SlicewiseError, UnknownNameError
-from slicewise.fakedriver import building, layout
+from slicewise.fakedriver import layout, library
 
 EVERY = "*"
-"""Stands for whichever function is called."""
+"""Matches every function."""
 
 _FAIL, _FAIL_LATE, _DELAY, _KILL = range(4)
 _LARGEST_CODE = 999
 
 
 class Moment(StrEnum):
-    """When, in a call, its process is killed."""
+    """The point of a call at which the calling process is killed."""
 
     BEFORE = "before"
-    """Before anything was done."""
+    """Before the call has any effect."""
     DURING = "during"
-    """When the new state is written out but does not count yet; only in calls that change it."""
+    """When the new state is written but not committed; only for calls that change the state."""
     AFTER = "after"
-    """When all is done, but the caller has not been told."""
+    """When the call is complete, but has not returned."""
 
 
-class Faulty(ABC):
-    """The faults and counters of a machine."""
+class FaultInjection(ABC):
+    """The faults and call counters of a machine, shared by all its processes."""
 
     def __init__(self, file: layout.File) -> None:
         self._file = file
@@ -38,12 +38,12 @@ class Faulty(ABC):
 
     @abstractmethod
     def index(self, gpu: int | str) -> int:
-        """The place of a GPU, given its place or its UUID."""
+        """Return the index of a GPU, given its index or UUID."""
 
     @property
     def functions(self) -> tuple[str, ...]:
-        """Every function that can be made to fail."""
-        return building.functions()
+        """The NVML functions that support faults."""
+        return library.functions()
 
     def fail(
         self,
@@ -55,10 +55,11 @@ class Faulty(ABC):
         gpu: int | str | None = None,
         done: bool = False,
     ) -> int:
-        """Let a function answer with an NVML code, ``after`` so many calls, so many ``times``.
+        """Make a function return an NVML error code, and return the number of the fault.
 
-        Nothing happens in such a call, unless ``done``: then the work is done although the answer
-        is an error. ``times=None`` is for ever. Returns the fault's number.
+        The fault skips the first ``after`` calls and applies to the next ``times`` calls, or to all
+        with ``times=None``. A failed call has no effect; with ``done=True`` it takes effect and
+        returns the error nevertheless.
         """
         if not 1 <= code <= _LARGEST_CODE:
             raise SlicewiseError(f"{code} is not the number of an NVML error (1..{_LARGEST_CODE})")
@@ -73,7 +74,7 @@ class Faulty(ABC):
         times: int | None = None,
         gpu: int | str | None = None,
     ) -> int:
-        """Let a function take its time; others are served meanwhile."""
+        """Make a function slow, without blocking other calls; return the number of the fault."""
         return self._arm(_DELAY, function, milliseconds, after, times, gpu)
 
     def kill(
@@ -84,29 +85,29 @@ class Faulty(ABC):
         after: int = 0,
         gpu: int | str | None = None,
     ) -> int:
-        """Kill (-9) the process that makes the next call, or that after so many."""
+        """Kill (-9) the process that makes the next call after ``after`` calls."""
         kind = _KILL + list(Moment).index(Moment(moment))
         return self._arm(kind, function, 0, after, 1, gpu)
 
-    def struck(self, fault: int) -> int:
-        """How many calls a fault has struck."""
+    def hits(self, fault: int) -> int:
+        """How many calls a fault has affected."""
         with self._locked():
-            told = self._file.faults[fault]
-            return int(min(max(told.seen - told.after, 0), told.times))
+            entry = self._file.faults[fault]
+            return int(min(max(entry.matched - entry.after, 0), entry.times))
 
-    def heal(self) -> None:
-        """No more faults."""
+    def clear_faults(self) -> None:
+        """Remove all faults."""
         with self._locked():
             for fault in self._file.faults:
                 fault.armed = 0
 
     def calls(self) -> dict[str, int]:
-        """How often each function was called, by all processes together."""
+        """The number of calls of each function, by all processes together."""
         with self._locked():
             return {name: self._file.calls[n] for n, name in enumerate(self.functions)}
 
-    def forget_calls(self) -> None:
-        """Count from nothing again."""
+    def reset_calls(self) -> None:
+        """Reset the call counters."""
         with self._locked():
             for number in range(layout.MAX_FUNCTIONS):
                 self._file.calls[number] = 0
@@ -125,16 +126,18 @@ class Faulty(ABC):
         for what, number in (("after", after), ("times", times or 0), ("milliseconds", value)):
             if number < 0:
                 raise SlicewiseError(f"{what}: {number} is negative")
-        place = layout.ANY if gpu is None else self.index(gpu)
+        gpu_index = layout.ANY if gpu is None else self.index(gpu)
         with self._locked():
             for number, fault in enumerate(self._file.faults):
                 if not fault.armed:
-                    fault.kind, fault.value, fault.gpu = kind, value, place
+                    fault.kind, fault.value, fault.gpu = kind, value, gpu_index
                     fault.function = (
                         layout.ANY if function == EVERY else self.functions.index(function)
                     )
-                    fault.after, fault.seen = after, 0
-                    fault.times = layout.FOR_EVER if times is None else times
+                    fault.after, fault.matched = after, 0
+                    fault.times = layout.FOREVER if times is None else times
                     fault.armed = 1
                     return number
-        raise SlicewiseError(f"a machine has room for {layout.MAX_FAULTS} faults; heal it first")
+        raise SlicewiseError(
+            f"a machine has at most {layout.MAX_FAULTS} faults; call clear_faults() first"
+        )

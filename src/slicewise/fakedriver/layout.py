@@ -1,6 +1,6 @@
-"""The bytes of a machine's state, as ``nvml/state.h`` describes them to the driver.
+"""The layout of a machine's state file: the ctypes counterpart of ``nvml/state.h``.
 
-Both sides must agree to the byte; the driver refuses a file of another size, and the tests compare
+Both must describe the same bytes. The driver rejects a file of another size, and tests compare
 every structure.
 """
 
@@ -21,14 +21,14 @@ UUID_SIZE = 48
 
 MAGIC = int.from_bytes(b"fakeNVML", "little")
 ANY = 0xFFFFFFFF
-"""Any function, any GPU; in an event, no instance."""
-FOR_EVER = (1 << 64) - 1
+"""Matches any function or GPU; in an event: no instance."""
+FOREVER = (1 << 64) - 1
 
 _Slices = c_uint32 * MAX_SLICES
 
 
 class ComputeProfile(Structure):
-    """A kind of compute instance in a GPU instance of one profile."""
+    """A compute instance profile within a GPU instance profile."""
 
     _fields_ = (
         ("name", c_char * NAME_SIZE),
@@ -43,7 +43,7 @@ class ComputeProfile(Structure):
 
 
 class GpuProfile(Structure):
-    """A kind of GPU instance."""
+    """A GPU instance profile."""
 
     _fields_ = (
         ("name", c_char * NAME_SIZE),
@@ -71,7 +71,7 @@ class GpuProfile(Structure):
 
 
 class GpuFacts(Structure):
-    """What never changes about one GPU."""
+    """The constant data of a GPU."""
 
     _fields_ = (
         ("uuid", c_char * UUID_SIZE),
@@ -88,7 +88,7 @@ class GpuFacts(Structure):
 
 
 class GpuInstance(Structure):
-    """A GPU instance; its serial is 0 where there is none."""
+    """A slot for a GPU instance; empty if its serial is 0."""
 
     _fields_ = (
         ("serial", c_uint64),
@@ -100,7 +100,7 @@ class GpuInstance(Structure):
 
 
 class ComputeInstance(Structure):
-    """A compute instance, which is a MIG device."""
+    """A slot for a compute instance, which is a MIG device; empty if its serial is 0."""
 
     _fields_ = (
         ("uuid", c_char * UUID_SIZE),
@@ -115,7 +115,7 @@ class ComputeInstance(Structure):
 
 
 class Gpu(Structure):
-    """What changes about one GPU."""
+    """The variable state of a GPU."""
 
     _fields_ = (
         ("lost", c_uint32),
@@ -132,7 +132,7 @@ class Gpu(Structure):
 
 
 class Event(Structure):
-    """Something that went wrong on a GPU."""
+    """An error event of a GPU."""
 
     _fields_ = (
         ("type", c_uint64),
@@ -145,7 +145,7 @@ class Event(Structure):
 
 
 class Image(Structure):
-    """Everything that changes; the file holds two, of which one counts."""
+    """The variable state of the machine. The file holds two images; one of them is active."""
 
     _fields_ = (
         ("next_serial", c_uint64),
@@ -157,7 +157,7 @@ class Image(Structure):
 
 
 class Fault(Structure):
-    """What is to go wrong, and when."""
+    """An armed fault."""
 
     _fields_ = (
         ("armed", c_uint32),
@@ -168,12 +168,12 @@ class Fault(Structure):
         ("unused", c_uint32),
         ("after", c_uint64),
         ("times", c_uint64),
-        ("seen", c_uint64),
+        ("matched", c_uint64),
     )
 
 
 class File(Structure):
-    """The whole file."""
+    """The complete state file."""
 
     _fields_ = (
         ("magic", c_uint64),

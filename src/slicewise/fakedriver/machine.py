@@ -1,4 +1,4 @@
-"""A machine with GPUs that do not exist: its state in a file, and everything that can go wrong."""
+"""A simulated machine: its GPUs and instances in a state file, and the events that change them."""
 
 from __future__ import annotations
 
@@ -10,47 +10,89 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes import addressof, memmove, sizeof
+from dataclasses import dataclass
 from pathlib import Path
 
 from slicewise.catalog import Entry, load_entry
 from slicewise.core.errors import PlacementError, SlicewiseError, UnknownNameError
-from slicewise.fakedriver import building, faults, layout, modelling
-from slicewise.fakedriver.views import ComputeView, GpuView, InstanceView
+from slicewise.fakedriver import faults, layout, library, model_data
 
 STATE_VARIABLE = "SLICEWISE_FAKE_NVML"
 ROOT_VARIABLE = "SLICEWISE_HOST_ROOT"
 
 DRIVER = "580.65.06"
-_NVML = "13"
-_CUDA = 13000
-_NVIDIA = 0x10DE
-_NAMES = uuid.UUID("6f1d3c52-6c57-5c0b-9d0f-3f8c1c7f5a10")
-"""What all made-up UUIDs derive from."""
+_NVML_MAJOR = "13"
+_CUDA_VERSION = 13000
+_NVIDIA_VENDOR_ID = 0x10DE
+_NAMESPACE = uuid.UUID("6f1d3c52-6c57-5c0b-9d0f-3f8c1c7f5a10")
+"""The namespace of all generated UUIDs."""
 
 _BOOT_ID = "proc/sys/kernel/random/boot_id"
 _XID = 0x8
 _DOUBLE_BIT_ECC = 0x2
-_OFF_THE_BUS = 79
+_XID_OFF_THE_BUS = 79
 
 
-class Machine(faults.Faulty):
-    """A hold on a machine's state; any number of them may exist, in any number of processes."""
+@dataclass(frozen=True)
+class GpuView:
+    """The current state of a GPU."""
+
+    index: int
+    """Index in the machine. NVML's index is the same unless GPUs were removed."""
+    uuid: str
+    mig: bool
+    mig_pending: bool
+    lost: bool
+    removed: bool
+    temperature: int
+
+
+@dataclass(frozen=True)
+class ComputeView:
+    """A compute instance, which is a MIG device."""
+
+    id: int
+    uuid: str
+    profile: str
+    start: int
+    slices: int
+    memory_used: int
+
+
+@dataclass(frozen=True)
+class InstanceView:
+    """A GPU instance and its compute instances."""
+
+    gpu: int
+    gpu_uuid: str
+    profile: str
+    profile_id: int
+    start: int
+    size: int
+    id: int
+    busy: int
+    """The process that uses it, or 0."""
+    computes: tuple[ComputeView, ...]
+
+
+class Machine(faults.FaultInjection):
+    """Controls a simulated machine; several objects and processes may share one state file."""
 
     def __init__(self, path: str | Path) -> None:
-        """Take hold of a machine that was created."""
+        """Open the state file of an existing machine."""
         self.path = Path(path).absolute()
         try:
             with self.path.open("r+b") as file:
                 size = os.fstat(file.fileno()).st_size
                 if size != sizeof(layout.File):
-                    raise SlicewiseError(f"{path}: not a state of the fake driver")
+                    raise SlicewiseError(f"{path}: not a state file of the fake driver")
                 self._map = mmap.mmap(file.fileno(), size)
         except OSError as error:
             raise SlicewiseError(f"{path}: cannot be opened: {error.strerror}") from None
         super().__init__(layout.File.from_buffer(self._map))
-        if self._file.magic != layout.MAGIC or self._file.digest != building.digest():
+        if self._file.magic != layout.MAGIC or self._file.digest != library.digest():
             raise SlicewiseError(
-                f"{path}: not a state of this version of the fake driver; create it again"
+                f"{path}: not a state file of this version of the fake driver; create it again"
             )
 
     @classmethod
@@ -63,31 +105,31 @@ class Machine(faults.Faulty):
         seed: int = 0,
         driver: str = DRIVER,
     ) -> Machine:
-        """Make a machine with this many GPUs of a model, with no instances on them.
+        """Create a machine with GPUs of one model and without instances.
 
-        The seed makes its UUIDs: machines of different seeds have no GPU or instance in common.
+        All UUIDs derive from the seed: machines with different seeds share no UUID.
         """
         if not 1 <= gpus <= layout.MAX_GPUS:
             raise SlicewiseError(f"a fake machine has 1 to {layout.MAX_GPUS} GPUs, not {gpus}")
         if not 0 <= seed < 1 << 64:
             raise SlicewiseError(f"the seed {seed} is not in 0..2^64-1")
         entry = model if isinstance(model, Entry) else load_entry(model)
-        file = layout.File(magic=layout.MAGIC, digest=building.digest(), size=sizeof(layout.File))
-        modelling.fill(file, entry)
-        file.driver_version, file.nvml_version = driver.encode(), f"{_NVML}.{driver}".encode()
-        file.cuda_version, file.seed, file.gpu_count = _CUDA, seed, gpus
+        file = layout.File(magic=layout.MAGIC, digest=library.digest(), size=sizeof(layout.File))
+        model_data.fill(file, entry)
+        file.driver_version, file.nvml_version = driver.encode(), f"{_NVML_MAJOR}.{driver}".encode()
+        file.cuda_version, file.seed, file.gpu_count = _CUDA_VERSION, seed, gpus
         image = file.images[0]
         image.next_serial = 1
-        image.boot_id = str(uuid.uuid5(_NAMES, f"boot {seed}")).encode()
+        image.boot_id = str(uuid.uuid5(_NAMESPACE, f"boot {seed}")).encode()
         device_id = int(next(iter(entry.pci_device_ids), "0x2335"), 16)
         for index in range(gpus):
             facts, gpu = file.facts[index], image.gpus[index]
-            facts.uuid = f"GPU-{uuid.uuid5(_NAMES, f'{seed} {index}')}".encode()
+            facts.uuid = f"GPU-{uuid.uuid5(_NAMESPACE, f'{seed} {index}')}".encode()
             facts.serial = f"{1650000000000 + seed % 10**9 * 16 + index}".encode()
             facts.minor, facts.bus = index, 0x10 + 8 * index
-            facts.pci_device_id = device_id << 16 | _NVIDIA
-            facts.pci_subsystem_id = 0x18BF << 16 | _NVIDIA
-            # On some dies the halves are swapped; here on every other, so that both occur.
+            facts.pci_device_id = device_id << 16 | _NVIDIA_VENDOR_ID
+            facts.pci_subsystem_id = 0x18BF << 16 | _NVIDIA_VENDOR_ID
+            # Some real dies are mirrored; here, every other one is.
             facts.mirrored = (index + seed) % 2
             gpu.mig = gpu.mig_pending = mig
             gpu.temperature = 34 + index
@@ -95,30 +137,30 @@ class Machine(faults.Faulty):
         _write(_root(Path(path)) / _BOOT_ID, image.boot_id + b"\n")
         return cls(path)
 
-    # What there is
+    # State
 
     @property
     def boot_id(self) -> str:
-        """What /proc/sys/kernel/random/boot_id would say."""
-        return str(self._now().boot_id, "ascii")
+        """The content of /proc/sys/kernel/random/boot_id on this machine."""
+        return str(self._snapshot().boot_id, "ascii")
 
     @property
     def root(self) -> Path:
-        """The folder that agents take for the root of the machine's file system.
+        """The folder that agents use as the root of the machine's file system.
 
-        It holds a boot id and no process, so agents do not see what runs on the real host.
+        It contains a boot id and no processes, so agents do not see those of the real host.
         """
         return _root(self.path)
 
     @property
     def boot_id_file(self) -> Path:
-        """The file agents read instead of the kernel's."""
+        """The boot id file that agents read instead of the kernel's."""
         return self.root / _BOOT_ID
 
     @property
     def gpus(self) -> tuple[GpuView, ...]:
-        """The GPUs, by their place in the machine."""
-        image = self._now()
+        """The GPUs by index."""
+        image = self._snapshot()
         return tuple(
             GpuView(
                 index,
@@ -133,19 +175,19 @@ class Machine(faults.Faulty):
         )
 
     def instances(self, gpu: int | str | None = None) -> tuple[InstanceView, ...]:
-        """The instances of one GPU or of all, by GPU and start."""
-        image = self._now()
-        chosen = range(self._file.gpu_count) if gpu is None else (self.index(gpu),)
+        """The instances of one GPU or of all, ordered by GPU and start."""
+        image = self._snapshot()
+        indexes = range(self._file.gpu_count) if gpu is None else (self.index(gpu),)
         found = [
             self._view(image.gpus[index], index, instance)
-            for index in chosen
+            for index in indexes
             for instance in image.gpus[index].instances
             if instance.serial
         ]
         return tuple(sorted(found, key=lambda view: (view.gpu, view.start)))
 
     def index(self, gpu: int | str) -> int:
-        """The place of a GPU, given its place or its UUID."""
+        """Return the index of a GPU, given its index or UUID."""
         uuids = [self._file.facts[i].uuid.decode() for i in range(self._file.gpu_count)]
         if isinstance(gpu, str):
             if gpu not in uuids:
@@ -156,7 +198,7 @@ class Machine(faults.Faulty):
         return gpu
 
     def environment(self, library: Path) -> dict[str, str]:
-        """The variables with which a program finds the driver (LD_LIBRARY_PATH) and machine."""
+        """The environment variables with which a program finds the library and the machine."""
         before = os.environ.get("LD_LIBRARY_PATH", "")
         return {
             "LD_LIBRARY_PATH": f"{library.parent}:{before}" if before else str(library.parent),
@@ -164,144 +206,144 @@ class Machine(faults.Faulty):
             ROOT_VARIABLE: str(self.root),
         }
 
-    # What others do
+    # Other programs
 
     def create_instance(
         self, gpu: int | str, profile: str, start: int, compute: bool = True
     ) -> InstanceView:
-        """Make an instance as somebody else would, by hand, say; refused where it does not fit."""
+        """Create an instance as another program would; raise PlacementError if it does not fit."""
         index = self.index(gpu)
-        number, told = self._profile(profile)
+        number, data = self._profile(profile)
         with self._changing() as image:
-            there = image.gpus[index]
-            if not there.mig:
+            state = image.gpus[index]
+            if not state.mig:
                 raise PlacementError(f"GPU {index}: MIG mode is off")
-            if start not in told.starts[: told.start_count]:
+            if start not in data.starts[: data.start_count]:
                 raise PlacementError(f"{profile} cannot start at slice {start}")
-            if not self._fits(there, told, start):
+            if not self._fits(state, data, start):
                 raise PlacementError(f"{profile} does not fit at slice {start} of GPU {index}")
-            row = told.instance_ids[self._file.facts[index].mirrored]
-            made = next(slot for slot in there.instances if not slot.serial)
-            made.serial, made.profile, made.start = image.next_serial, number, start
-            made.id, made.busy = row[list(told.starts).index(start)], 0
+            row = data.instance_ids[self._file.facts[index].mirrored]
+            created = next(slot for slot in state.instances if not slot.serial)
+            created.serial, created.profile, created.start = image.next_serial, number, start
+            created.id, created.busy = row[list(data.starts).index(start)], 0
             image.next_serial += 1
             if compute:
-                slot = next(slot for slot in there.computes if not slot.serial)
-                slot.serial, slot.parent = image.next_serial, made.serial
-                slot.profile = told.compute_profile_count - 1
+                slot = next(slot for slot in state.computes if not slot.serial)
+                slot.serial, slot.parent = image.next_serial, created.serial
+                slot.profile = data.compute_profile_count - 1
                 slot.start = slot.id = slot.memory_used = 0
                 name = f"{self._file.seed} {index} instance {slot.serial}"
-                slot.uuid = f"MIG-{uuid.uuid5(_NAMES, name)}".encode()
+                slot.uuid = f"MIG-{uuid.uuid5(_NAMESPACE, name)}".encode()
                 image.next_serial += 1
-            view = self._view(there, index, made)
+            view = self._view(state, index, created)
         return view
 
     def destroy_instance(self, gpu: int | str, start: int) -> None:
-        """Take an instance away as somebody else would, with its compute instances."""
+        """Destroy an instance and its compute instances as another program would."""
         with self._changing() as image:
-            there, instance = self._at(image, gpu, start)
-            _wipe(there, instance.serial)
+            state, instance = self._at(image, gpu, start)
+            _clear(state, instance.serial)
 
-    def busy(self, gpu: int | str, start: int, process: int = 1) -> None:
-        """Let a process use an instance, so that destroying it answers "in use"."""
+    def set_busy(self, gpu: int | str, start: int, process: int = 1) -> None:
+        """Mark an instance as used by a process; destroying it then fails with "in use"."""
         with self._changing() as image:
             self._at(image, gpu, start)[1].busy = process
 
-    def idle(self, gpu: int | str, start: int) -> None:
-        """Nobody uses the instance any more."""
-        self.busy(gpu, start, 0)
+    def set_idle(self, gpu: int | str, start: int) -> None:
+        """Mark an instance as unused."""
+        self.set_busy(gpu, start, 0)
 
-    def use_memory(self, gpu: int | str, start: int, amount: int) -> None:
-        """So many bytes are in use in the compute instances of an instance, in each."""
+    def set_memory_used(self, gpu: int | str, start: int, amount: int) -> None:
+        """Set the bytes in use in each compute instance of an instance."""
         with self._changing() as image:
-            there, instance = self._at(image, gpu, start)
-            for compute in there.computes:
+            state, instance = self._at(image, gpu, start)
+            for compute in state.computes:
                 if compute.serial and compute.parent == instance.serial:
                     compute.memory_used = amount
 
-    # What happens to hardware
+    # Hardware
 
     def set_mig(self, gpu: int | str, on: bool) -> None:
-        """Switch MIG mode at once, as an operator with a reset would; instances go."""
+        """Set MIG mode at once, as with a reset; instances are destroyed."""
         with self._changing() as image:
-            there = image.gpus[self.index(gpu)]
-            there.mig = there.mig_pending = on
-            _wipe(there)
+            state = image.gpus[self.index(gpu)]
+            state.mig = state.mig_pending = on
+            _clear(state)
 
     def set_temperature(self, gpu: int | str, degrees: int) -> None:
-        """Let a GPU be this hot."""
+        """Set the temperature of a GPU."""
         with self._changing() as image:
             image.gpus[self.index(gpu)].temperature = degrees
 
     def add_ecc(self, gpu: int | str, uncorrected: int = 0, corrected: int = 0) -> None:
-        """More memory errors; uncorrected ones are told as an event, too."""
+        """Add memory errors; uncorrected ones also cause an event."""
         index = self.index(gpu)
         with self._changing() as image:
             for kind, number in enumerate((corrected, uncorrected)):
                 for counter in range(2):
                     image.gpus[index].ecc[kind][counter] += number
             if uncorrected:
-                _tell(image, _DOUBLE_BIT_ECC, 0, index)
+                _add_event(image, _DOUBLE_BIT_ECC, 0, index)
 
     def xid(self, gpu: int | str, number: int, start: int | None = None) -> None:
-        """The driver logs an XID error, of one instance or of the whole GPU."""
+        """Report an XID error of one instance or of the whole GPU."""
         index = self.index(gpu)
         with self._changing() as image:
             instance = layout.ANY if start is None else self._at(image, gpu, start)[1].id
             compute = layout.ANY if start is None else 0
-            _tell(image, _XID, number, index, instance, compute)
+            _add_event(image, _XID, number, index, instance, compute)
 
     def lose(self, gpu: int | str) -> None:
-        """A GPU falls off the bus: XID 79, and every call about it answers "GPU is lost"."""
+        """Let a GPU fall off the bus: XID 79, and every call for it fails with "GPU is lost"."""
         index = self.index(gpu)
         with self._changing() as image:
             image.gpus[index].lost = True
-            _tell(image, _XID, _OFF_THE_BUS, index)
+            _add_event(image, _XID, _XID_OFF_THE_BUS, index)
 
     def remove(self, gpu: int | str) -> None:
-        """A GPU is taken out: lost to those who run, not there for those who start."""
+        """Remove a GPU: lost for running processes, missing for processes that start later."""
         with self._changing() as image:
             image.gpus[self.index(gpu)].removed = True
 
     def restore(self, gpu: int | str) -> None:
-        """A lost or removed GPU is back, with nothing on it."""
+        """Bring a lost or removed GPU back, without instances."""
         with self._changing() as image:
-            there = image.gpus[self.index(gpu)]
-            there.lost = there.removed = False
-            self._restart(there)
+            state = image.gpus[self.index(gpu)]
+            state.lost = state.removed = False
+            self._power_cycle(state)
 
     def reset(self, gpu: int | str) -> None:
-        """Reset a GPU: instances go, and a pending MIG mode takes effect."""
+        """Reset a GPU: instances are destroyed, and a pending MIG mode takes effect."""
         with self._changing() as image:
-            there = image.gpus[self.index(gpu)]
-            there.mig = there.mig_pending
-            _wipe(there)
+            state = image.gpus[self.index(gpu)]
+            state.mig = state.mig_pending
+            _clear(state)
 
     def reboot(self) -> None:
-        """Restart the machine: instances go, the boot id changes.
+        """Restart the machine: instances are destroyed, and the boot id changes.
 
-        MIG mode stays on Ampere; on everything later it is off.
+        MIG mode is kept on Ampere, and is off on later architectures.
         """
         with self._changing() as image:
             for gpu in image.gpus[: self._file.gpu_count]:
-                self._restart(gpu)
-            boot = uuid.uuid5(_NAMES, image.boot_id.decode())
+                self._power_cycle(gpu)
+            boot = uuid.uuid5(_NAMESPACE, image.boot_id.decode())
             image.boot_id = str(boot).encode()
             _write(self.boot_id_file, image.boot_id + b"\n")
 
-    def _restart(self, gpu: layout.Gpu) -> None:
-        """A GPU as it comes up after power was off."""
-        _wipe(gpu)
+    def _power_cycle(self, gpu: layout.Gpu) -> None:
+        """Set a GPU to its state after a power cycle."""
+        _clear(gpu)
         gpu.mig_pending = gpu.mig_pending if self._file.mode_needs_reset else 0
         gpu.mig = gpu.mig_pending
         for kind in range(2):
             gpu.ecc[kind][0] = 0
 
-    # The state
+    # The state file
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        # Opened anew each time: a descriptor kept would share its lock with forked processes.
+        # Open the file each time: a kept descriptor would share its lock with forked processes.
         descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -311,7 +353,7 @@ class Machine(faults.Faulty):
 
     @contextmanager
     def _changing(self) -> Iterator[layout.Image]:
-        """A copy of the state to change; it counts when the block ends without an error."""
+        """A copy of the state; it becomes active when the block ends without an error."""
         with self._locked():
             images = self._file.images
             active = self._file.active
@@ -319,25 +361,26 @@ class Machine(faults.Faulty):
             yield images[1 - active]
             self._file.active = 1 - active
 
-    def _now(self) -> layout.Image:
-        """A copy of the state."""
+    def _snapshot(self) -> layout.Image:
+        """A copy of the active state."""
         with self._locked():
             return layout.Image.from_buffer_copy(self._file.images[self._file.active])
 
     def _profile(self, name: str) -> tuple[int, layout.GpuProfile]:
-        names = [_plain(p.name) for p in self._file.profiles[: self._file.profile_count]]
+        names = [_profile_name(p.name) for p in self._file.profiles[: self._file.profile_count]]
         if name not in names:
             raise UnknownNameError("profile of this machine", name, names)
         return names.index(name), self._file.profiles[names.index(name)]
 
     def _fits(self, gpu: layout.Gpu, profile: layout.GpuProfile, start: int) -> bool:
-        """Whether slices and budgets allow it."""
-        here = [(i.start, self._file.profiles[i.profile]) for i in gpu.instances if i.serial]
-        apart = all(
-            start + profile.size <= other or other + their.size <= start for other, their in here
+        """Whether free slices and budgets suffice."""
+        used = [(i.start, self._file.profiles[i.profile]) for i in gpu.instances if i.serial]
+        disjoint = all(
+            start + profile.size <= other or other + neighbour.size <= start
+            for other, neighbour in used
         )
-        return apart and all(
-            profile.uses[number] + sum(their.uses[number] for _, their in here)
+        return disjoint and all(
+            profile.uses[number] + sum(other.uses[number] for _, other in used)
             <= self._file.budgets[number]
             for number in range(self._file.budget_count)
         )
@@ -345,10 +388,10 @@ class Machine(faults.Faulty):
     def _at(
         self, image: layout.Image, gpu: int | str, start: int
     ) -> tuple[layout.Gpu, layout.GpuInstance]:
-        there = image.gpus[self.index(gpu)]
-        for instance in there.instances:
+        state = image.gpus[self.index(gpu)]
+        for instance in state.instances:
             if instance.serial and instance.start == start:
-                return there, instance
+                return state, instance
         raise PlacementError(f"no instance starts at slice {start} of GPU {gpu}")
 
     def _view(self, gpu: layout.Gpu, index: int, instance: layout.GpuInstance) -> InstanceView:
@@ -357,7 +400,7 @@ class Machine(faults.Faulty):
         return InstanceView(
             index,
             self._file.facts[index].uuid.decode(),
-            _plain(profile.name),
+            _profile_name(profile.name),
             profile.id,
             instance.start,
             profile.size,
@@ -367,7 +410,7 @@ class Machine(faults.Faulty):
                 ComputeView(
                     compute.id,
                     compute.uuid.decode(),
-                    _plain(profile.compute_profiles[compute.profile].name),
+                    _profile_name(profile.compute_profiles[compute.profile].name),
                     compute.start,
                     profile.compute_profiles[compute.profile].slices,
                     compute.memory_used,
@@ -380,13 +423,13 @@ class Machine(faults.Faulty):
         return f"Machine({self.path})"
 
 
-def _plain(name: bytes) -> str:
-    """A profile's name without the word NVIDIA puts in front."""
+def _profile_name(name: bytes) -> str:
+    """A profile's name without NVIDIA's prefix."""
     return name.decode().removeprefix("MIG ")
 
 
-def _wipe(gpu: layout.Gpu, serial: int | None = None) -> None:
-    """Clear one instance of a GPU, or all, with what is in them."""
+def _clear(gpu: layout.Gpu, serial: int | None = None) -> None:
+    """Clear one instance of a GPU or all, with their compute instances."""
     for instance in gpu.instances:
         if serial in (None, instance.serial):
             memmove(addressof(instance), bytes(sizeof(instance)), sizeof(instance))
@@ -395,7 +438,7 @@ def _wipe(gpu: layout.Gpu, serial: int | None = None) -> None:
             memmove(addressof(compute), bytes(sizeof(compute)), sizeof(compute))
 
 
-def _tell(
+def _add_event(
     image: layout.Image,
     kind: int,
     data: int,
@@ -415,7 +458,7 @@ def _root(path: Path) -> Path:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file so that it appears whole."""
+    """Write a file atomically."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:

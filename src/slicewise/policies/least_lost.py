@@ -13,7 +13,7 @@ How it was found and what else was tried: docs/study.md.
 from __future__ import annotations
 
 from slicewise.core.geometry import Geometry, Profile
-from slicewise.core.tables import kept
+from slicewise.core.tables import cached
 from slicewise.policies.base import Key, ScorePolicy
 
 MADE_UP = 4
@@ -48,14 +48,14 @@ class LeastLost(ScorePolicy):
         return f"{loss} on an empty GPU, which is opened last" if empty else loss
 
 
-@kept(256)
+@cached(256)
 def open_places(geometry: Geometry) -> tuple[int, ...]:
     """By mask: how many legal placements of plain profiles are open."""
     windows = _windows(geometry)
     return tuple(sum(not window & mask for window in windows) for mask in range(geometry.full + 1))
 
 
-@kept(256)
+@cached(256)
 def stranded_slices(geometry: Geometry) -> tuple[int, ...]:
     """By mask: how many slices are free that no open placement of a plain profile covers."""
     found = []

@@ -1,10 +1,14 @@
-"""The store: keeps the journal in SQLite or PostgreSQL, and backs up, restores and verifies it."""
+"""The store: the journal in SQLite or PostgreSQL, with backup, restore and verification.
 
-from slicewise.store.backups import backup, open_backup
-from slicewise.store.migrating import EmptyError
+`open_store` opens it for a service; `SqlStore` implements the port `control.ports.Store`.
+May import `config`, `control`, `journal` and what is below them.
+"""
+
+from slicewise.store.backup_file import backup, open_backup, save_backup
 from slicewise.store.opening import open_contents, open_store
-from slicewise.store.restoring import restore
-from slicewise.store.verifying import Report, verify
+from slicewise.store.restore import restore
+from slicewise.store.schema_version import EmptyError
+from slicewise.store.verification import Report, verify
 
 __all__ = [
     "EmptyError",
@@ -14,5 +18,6 @@ __all__ = [
     "open_contents",
     "open_store",
     "restore",
+    "save_backup",
     "verify",
 ]

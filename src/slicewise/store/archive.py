@@ -1,8 +1,8 @@
 """Archives: entries of the journal as JSON lines, with the digests that chain them together.
 
-What retention takes out of the journal is appended here first. A file begins with a line that says
-which history it is of and where the chain stood before its first entry, so that an auditor can
-check every entry, and that one file goes on where the other ended.
+Retention appends entries here before it prunes them. A file begins with a header that names the
+history and the digest before its first entry, so that an auditor can check every entry, and that
+each file continues the one before.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import IO, TypeVar
 
 import msgspec
 
-from slicewise.control.entries import Seconds
 from slicewise.core.errors import SlicewiseError
-from slicewise.store.chain import checksum
+from slicewise.journal.entries import Seconds
+from slicewise.store.checksums import checksum
 from slicewise.store.contents import Contents, Head, StoredRow
 
 FILE_BYTES = 1 << 26
-"""About how large a file may become before another one is begun."""
+"""The approximate size at which a new file is started."""
 _TAIL = 1 << 16
 
 
 class _Header(msgspec.Struct, frozen=True):
     history: str
     base: int
-    """The last entry before the first one of the file, and its digest."""
+    """The last entry before the file, and its digest."""
     chain: str
 
 
@@ -49,7 +49,7 @@ _line = msgspec.json.Decoder(_Line).decode
 def write_lines(
     file: IO[bytes], rows: Iterable[StoredRow], begins: tuple[str, int, bytes] | None = None
 ) -> int:
-    """Write entries to a file, behind a header if that ``begins`` it; returns how many."""
+    """Write entries to a file, after a header if ``begins`` is given; returns how many."""
     if begins is not None:
         history, base, chain = begins
         file.write(_encode(_Header(history, base, chain.hex())) + b"\n")
@@ -63,10 +63,9 @@ def write_lines(
 
 
 def append(folder: Path, head: Head, rows: Sequence[StoredRow]) -> None:
-    """Add entries behind ``head.base`` to the archive, so that they are on disk afterwards.
+    """Append the entries after ``head.base`` to the archive and sync it.
 
-    Those that are there already, because the process ended before they left the journal, are not
-    added again.
+    Entries that it has already, because the process ended before it pruned them, are skipped.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -105,7 +104,7 @@ def _files(folder: Path, history: str) -> list[Path]:
 
 
 def _last_seq(path: Path) -> int:
-    """The last entry of a file, 0 if there is none; what was half written behind it is cut off."""
+    """The last entry of a file, 0 if there is none; an incomplete line at the end is cut off."""
     with path.open("r+b") as file:
         size = begin = file.seek(0, os.SEEK_END)
         tail = b""
@@ -115,7 +114,7 @@ def _last_seq(path: Path) -> int:
             tail = file.read(size - begin)
         whole, end, torn = tail.rpartition(b"\n")
         last = whole.rpartition(b"\n")[2]
-        if not end or b"\n" not in whole:  # nothing, or the header alone
+        if not end or b"\n" not in whole:  # no line, or the header only
             file.truncate(0)
             return 0
         file.truncate(size - len(torn))
@@ -129,11 +128,13 @@ def _decoded(path: Path, decode: Callable[[bytes], _T], text: bytes) -> _T:
     try:
         return decode(text)
     except msgspec.DecodeError as error:
-        raise SlicewiseError(f"{path} holds a line that is none of an archive: {error}") from None
+        raise SlicewiseError(
+            f"{path} has a line that does not belong in an archive: {error}"
+        ) from None
 
 
 class ArchivedContents:
-    """The contents of a store with the archived entries in front of its journal."""
+    """The contents of a store, with the archived entries before its journal."""
 
     def __init__(self, contents: Contents, folder: Path) -> None:
         self._contents = contents
@@ -157,7 +158,7 @@ class ArchivedContents:
         self.last_seq = contents.last_seq
         self.epoch = contents.epoch
         self.damage = contents.damage
-        self.images = contents.images
+        self.snapshots = contents.snapshots
         self.answers = contents.answers
 
     def rows(self) -> Iterator[StoredRow]:
@@ -172,7 +173,7 @@ def _rows(path: Path, end: int) -> Iterator[StoredRow]:
         file.readline()  # the header
         for text in file:
             if not text.endswith(b"\n"):
-                return  # half written when the process ended: it is still in the journal
+                return  # incomplete: the entry is still in the journal
             line = _decoded(path, _line, text)
             if line.seq > end:
                 return

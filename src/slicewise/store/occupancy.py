@@ -1,7 +1,7 @@
-"""Who is where, worked out from the entries alone: the slow twin of the cluster, for `verify`.
+"""A second, slow implementation of cluster occupancy, with which `verify` checks the journal.
 
-It knows nothing of states, masks or indexes. Every GPU is a list of instances, and a new one is
-held against each of them.
+It uses none of the cluster's states, masks and indexes. Every GPU is a list of instances, and a new
+instance is compared with each of them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,16 @@ from typing import NamedTuple
 
 import msgspec
 
-from slicewise.control.entries import (
+from slicewise.control.snapshot import Snapshot
+from slicewise.journal.agent_entries import (
+    AgentJoined,
+    Foreign,
+    ForeignGone,
+    ForeignSeen,
+    PartTurned,
+    Phase,
+)
+from slicewise.journal.entries import (
     Allocated,
     AnyEntry,
     Ended,
@@ -25,21 +34,12 @@ from slicewise.control.entries import (
     ProfileRecord,
     Served,
 )
-from slicewise.control.hardware import (
-    AgentJoined,
-    Foreign,
-    ForeignGone,
-    ForeignSeen,
-    PartTurned,
-    Phase,
-)
-from slicewise.control.image import Image
 
 _LEAVING = (Phase.RELEASING, Phase.QUARANTINED)
 
 
 class Held(NamedTuple):
-    """What a tenant holds, counted."""
+    """The resources that a tenant holds."""
 
     memory_slices: int
     compute_slices: int
@@ -54,44 +54,44 @@ class Occupancy:
         self._profiles: dict[tuple[str, str], ProfileRecord] = {}
         self._nodes: dict[str, tuple[str, int]] = {}
         self._agents: dict[str, tuple[str, ...]] = {}
-        """By node with an agent: the UUIDs of its GPUs."""
+        """The UUIDs of the GPUs of each node that has an agent."""
         self._there: defaultdict[tuple[str, int], list[tuple[str, Part]]] = defaultdict(list)
         self.allocations: dict[str, tuple[str, list[Part]]] = {}
-        """By placed allocation: its tenant and its instances."""
+        """The tenant and the instances of each placed allocation."""
         self.leaving: dict[str, dict[int, Part]] = {}
-        """By allocation that has ended: the instances that may still exist, by index."""
+        """The instances of ended allocations that may still exist, by allocation and index."""
         self.foreign: dict[tuple[str, str], Part] = {}
-        """By node and name: what takes slices and is no allocation's."""
+        """Instances that occupy slices but belong to no allocation, by node and name."""
 
-    def begin_at(self, image: Image) -> list[str]:
-        """Take over what an image says; returns what is wrong with it."""
-        for geometry in image.geometries:
+    def begin_at(self, snapshot: Snapshot) -> list[str]:
+        """Load a snapshot and return the problems found in it."""
+        for geometry in snapshot.geometries:
             self._enter_model(geometry)
-        for node in image.nodes:
+        for node in snapshot.nodes:
             self._nodes[node.name] = node.model, node.gpus
             if node.agent is not None:
                 self._agents[node.name] = node.agent.joined.gpus
         problems = [
             problem
-            for allocation in image.allocations
+            for allocation in snapshot.allocations
             if allocation.parts
-            for problem in self._settle(allocation.id, allocation.tenant, allocation.parts)
+            for problem in self._settle(allocation.id, allocation.tenant.id, allocation.parts)
         ]
-        for record in image.leaving:
+        for record in snapshot.leaving:
             parts = dict(enumerate(record.parts))
             left = self.leaving[record.id] = {
                 index: part for index, part in parts.items() if part.phase in _LEAVING
             }
             for part in left.values():
                 problems += self._put(record.id, part)
-        for node in image.nodes:
+        for node in snapshot.nodes:
             if node.agent is not None:
                 for name, found in node.agent.foreign.items():
                     problems += self._block(node.name, name, found)
         return problems
 
     def take(self, entry: AnyEntry) -> list[str]:
-        """Take in an entry; returns what is wrong with it."""
+        """Apply an entry and return the problems found in it."""
         match entry:
             case ModelEntered(geometry):
                 self._enter_model(geometry)
@@ -99,16 +99,16 @@ class Occupancy:
                 return self._forget_model(model)
             case NodeAdded(node, model, gpus):
                 if node in self._nodes:
-                    return [f"node {node!r} joins and is there already"]
+                    return [f"node {node!r} is added but already exists"]
                 if model not in self._models:
                     return [f"node {node!r} has the model {model!r}, which is not known"]
                 self._nodes[node] = model, gpus
             case NodeRemoved(node):
                 return self._remove_node(node)
             case Allocated(record):
-                return self._settle(record.id, record.tenant, record.parts)
+                return self._settle(record.id, record.tenant.id, record.parts)
             case Served(identity, tenant, parts):
-                return self._settle(identity, tenant, parts)
+                return self._settle(identity, tenant.id, parts)
             case Ended(record):
                 return self._end(record.id, record.parts)
             case Moved(identity, _, index, part):
@@ -124,7 +124,7 @@ class Occupancy:
         return []
 
     def usage(self) -> dict[str, Held]:
-        """What every tenant holds that holds anything."""
+        """The resources held, by tenant id; tenants that hold nothing are left out."""
         parts_of: defaultdict[str, list[Part]] = defaultdict(list)
         for tenant, parts in self.allocations.values():
             parts_of[tenant] += parts
@@ -134,7 +134,7 @@ class Occupancy:
         }
 
     def instances_by_node(self) -> dict[str, int]:
-        """How many instances of allocations are on each node."""
+        """The number of instances on each node, without foreign ones."""
         counts = dict.fromkeys(self._nodes, 0)
         for (node, _), there in self._there.items():
             counts[node] = counts.get(node, 0) + len(there)
@@ -144,7 +144,7 @@ class Occupancy:
 
     @property
     def instances(self) -> int:
-        """How many instances there are, whosever they are."""
+        """The number of all instances, including foreign ones."""
         return sum(map(len, self._there.values()))
 
     def _enter_model(self, geometry: GeometryRecord) -> None:
@@ -203,7 +203,7 @@ class Occupancy:
         _, parts = self.allocations.get(identity, ("", []))
         if not 0 <= index < len(parts):
             return [f"instance {index} of allocation {identity} moves and is not there"]
-        problems = self._put(identity, part)  # it is made anew before the old one goes
+        problems = self._put(identity, part)  # the new instance exists before the old one goes
         old, parts[index] = parts[index], part
         self._take_out(identity, old)
         return problems
@@ -237,7 +237,7 @@ class Occupancy:
         self._there[old.node, old.gpu].append((identity, new))
 
     def _take_out(self, identity: str, part: Part) -> None:
-        """Take an instance off its GPU; a node that was wrongly removed took it along."""
+        """Remove an instance from its GPU, unless the removal of its node already did."""
         there = self._there[part.node, part.gpu]
         if (identity, part) in there:
             there.remove((identity, part))
@@ -297,7 +297,7 @@ class Occupancy:
             self._take_out(name, part)
 
     def _put(self, identity: str, part: Part) -> list[str]:
-        """Put an instance on its GPU, whatever is wrong with that, and say what is."""
+        """Put an instance on its GPU in any case, and return the problems with it."""
         who = f"{part.profile} of allocation {identity} at slice {part.start}"
         where = f"GPU {part.gpu} of node {part.node!r}"
         problems: list[str] = []
@@ -311,7 +311,7 @@ class Occupancy:
         there.append((identity, part))
         model, gpus = self._nodes.get(part.node, ("", 0))
         if not 0 <= part.gpu < gpus:
-            return [*problems, f"{who} is on {where}, which there is not"]
+            return [*problems, f"{who} is on {where}, which does not exist"]
         profile = self._profiles.get((model, part.profile))
         if part.model != model or profile is None or part.start not in profile.starts:
             return [*problems, f"{who} is on {where}, where the model {model} does not allow it"]

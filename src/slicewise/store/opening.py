@@ -1,58 +1,61 @@
-"""Opening a store: SQLite in a data folder, or PostgreSQL by URL."""
+"""Opening a store: SQLite in a data folder, or PostgreSQL by URL.
+
+A data folder may be read-only: a mounted volume, or a folder of another user. SQLite writes even to
+read (a log and shared memory beside the file), so such a database is read as it is. If a log with
+unmerged changes is beside it, both are copied to a temporary folder first.
+"""
 
 from __future__ import annotations
 
-import logging
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from slicewise.core.errors import SlicewiseError
-from slicewise.lockfile import InUseError
+from slicewise.lockfile import FileLock, InUseError
 from slicewise.store.contents import Contents
-from slicewise.store.hatch import Hatch, through_hatch
-from slicewise.store.read_only import is_read_only, reading
 from slicewise.store.sql import SqlStore
-from slicewise.store.sqlite import SqliteStore
+from slicewise.store.sqlite import DATABASE, LOCK, SqliteStore
 
-_log = logging.getLogger(__name__)
+_LOGS = (f"{DATABASE}-wal", f"{DATABASE}-journal")
 
 
 def open_store(data: Path | None, database: str | None = None, *, begin: bool = True) -> SqlStore:
-    """The store in the database of that URL, or else in the data folder, which must exist.
+    """Open the database with that URL, or else the one in the data folder, which must exist.
 
-    Tables are brought to this version, or made; EmptyError where there are none and none may be.
+    Tables are migrated to this version. If there are none they are created, or, without ``begin``,
+    EmptyError is raised.
     """
     if database is not None:
         return _postgres(database, migrate=True, begin=begin)
-    store = SqliteStore(_folder(data), begin=begin)
-    try:
-        store.along.callback(Hatch(store.path.parent, store).close)
-    except SlicewiseError as error:
-        # On a full disk, say, or a file system without sockets: the service can do without.
-        _log.warning("no backups while the service runs: %s", error)
-    return store
+    return SqliteStore(_folder(data), begin=begin)
 
 
 @contextmanager
 def open_contents(data: Path | None, database: str | None = None) -> Iterator[Contents]:
-    """What a store holds, to read only; it may be in use by a service, and is not migrated."""
+    """The contents of a store, for reading. The tables are not migrated.
+
+    A PostgreSQL database may be in use by a service. A data folder may not: with SQLite, only the
+    process that serves from it can read it.
+    """
     if database is not None:
         store = _postgres(database, migrate=False)
     else:
         folder = _folder(data)
         try:
-            if is_read_only(folder):
-                with reading(folder) as store:
+            if _is_read_only(folder):
+                with _read_only_store(folder) as store:
                     yield store.contents()
                 return
             store = SqliteStore(folder, migrate=False)
-        except InUseError:
-            with through_hatch(folder) as contents:
-                if contents is None:
-                    raise
-                yield contents
-            return
+        except InUseError as error:
+            raise InUseError(
+                f"{error}: take a backup of a running service with "
+                "'slicewise backup --server URL FILE'"
+            ) from None
     try:
         yield store.contents()
     finally:
@@ -79,3 +82,59 @@ def _folder(data: Path | None) -> Path:
     if not there:
         raise SlicewiseError(f"there is no folder {str(data)!r}")
     return data
+
+
+def _is_read_only(folder: Path) -> bool:
+    """Whether the folder, or the database in it, is not writable."""
+    database = folder / DATABASE
+    return not os.access(folder, os.W_OK) or (
+        database.exists() and not os.access(database, os.W_OK)
+    )
+
+
+@contextmanager
+def _read_only_store(folder: Path) -> Iterator[SqliteStore]:
+    """Open the store in a folder that is not writable."""
+    with _shared_lock(folder / LOCK):
+        logs = [name for name in _LOGS if _has_content(folder / name)]
+        if not logs:
+            store = SqliteStore(folder, migrate=False, immutable=True)
+            try:
+                yield store
+            finally:
+                store.close()
+            return
+        with tempfile.TemporaryDirectory(prefix="slicewise-") as copy:
+            try:
+                for name in (DATABASE, *logs):
+                    shutil.copyfile(folder / name, Path(copy) / name)
+            except OSError as error:
+                raise SlicewiseError(
+                    f"{str(folder)!r} cannot be copied to {tempfile.gettempdir()!r}, which takes "
+                    f"as much space again: {error.strerror}; name another folder in TMPDIR"
+                ) from None
+            store = SqliteStore(Path(copy), migrate=False)
+            try:
+                yield store
+            finally:
+                store.close()
+
+
+def _has_content(path: Path) -> bool:
+    return path.exists() and path.stat().st_size > 0
+
+
+@contextmanager
+def _shared_lock(path: Path) -> Iterator[None]:
+    """Refuse a folder that is in use: its contents would change while they are read."""
+    try:
+        lock = FileLock(path, create=False, shared=True)
+    except InUseError as error:
+        raise InUseError(f"{str(path.parent)!r} is in use: {error}") from None
+    except OSError:  # there is no lock file, or it belongs to another user
+        yield
+        return
+    try:
+        yield
+    finally:
+        lock.release()

@@ -14,11 +14,10 @@ from sqlalchemy import URL, Connection, create_engine, event, literal_column
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
-from slicewise.control.entries import Row, Seconds
 from slicewise.control.ports import Kept, Key, StoreError
 from slicewise.core.errors import SlicewiseError
-from slicewise.store import migrating
-from slicewise.store.patience import Line, Patience
+from slicewise.journal.entries import Row, Seconds
+from slicewise.store import schema_version as migrating
 from slicewise.store.records import (
     Tail,
     answer_of,
@@ -28,12 +27,13 @@ from slicewise.store.records import (
     records_of,
 )
 from slicewise.store.sql import SqlStore
+from slicewise.store.watchdog import Socket, Watchdog
 
 CALL_SECONDS = 10.0
-"""How long a call may take before it is given up."""
+"""The time limit of a call."""
 CONNECT_SECONDS = 5
 MIGRATION_LOCK = 0x736C696365
-"""Whoever changes the tables holds the advisory lock of this number."""
+"""The advisory lock that is held while tables are migrated."""
 CHANNEL = "slicewise_journal"
 
 TURN_SECONDS = 0.5
@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 class PostgresStore(SqlStore):
-    """Keeps everything in a database; its clock decides whose lease runs."""
+    """A store in a PostgreSQL database; the database's clock decides whether a lease is valid."""
 
     _now = literal_column("extract(epoch FROM clock_timestamp())::float8")
 
@@ -55,17 +55,17 @@ class PostgresStore(SqlStore):
         begin: bool = True,
         call_seconds: float = CALL_SECONDS,
     ) -> None:
-        """``migrate`` brings the tables to this version, ``begin`` makes them if there are none."""
+        """``migrate`` migrates the tables, ``begin`` creates them if there are none."""
         self._call_seconds = call_seconds
         self._closed = False
-        self._patience = Patience()
+        self._watchdog = Watchdog()
         self._listening = threading.Lock()
         self._listener: psycopg.Connection[Any] | None = None
         parsed = self._url = database_url(url)
         self.where = parsed.set(drivername="postgresql").render_as_string(hide_password=True)
         self._engine = create_engine(
             parsed,
-            # One statement is one transaction, and one journey to the server.
+            # One statement is one transaction and one round trip.
             isolation_level="AUTOCOMMIT",
             use_native_hstore=False,
             pool_size=4,
@@ -73,10 +73,10 @@ class PostgresStore(SqlStore):
             pool_timeout=call_seconds,
             connect_args=_connect_arguments(parsed, call_seconds),
         )
-        # By connection, since it must be at hand without asking the connection anything.
-        self._lines: dict[int, Line] = {}
+        # By id of the connection, so that a lookup needs no call to the connection.
+        self._sockets: dict[int, Socket] = {}
         event.listen(self._engine, "connect", self._set_up)
-        event.listen(self._engine, "close", self._let_go)
+        event.listen(self._engine, "close", self._forget_socket)
         try:
             self._prepare(migrate, begin)
         except BaseException:
@@ -84,25 +84,25 @@ class PostgresStore(SqlStore):
             raise
 
     def _set_up(self, driver: psycopg.Connection[Any], record: object = None) -> None:
-        line = self._lines[id(driver)] = Line(driver.fileno())
+        line = self._sockets[id(driver)] = Socket(driver.fileno())
         limit = int(self._call_seconds * 1000)
         try:
-            with self._patience.for_at_most(self._call_seconds, line):
+            with self._watchdog.limit(self._call_seconds, line):
                 driver.execute(
-                    # The server ends what nobody waits for any more, and lets go of its locks.
+                    # The server ends abandoned statements and releases their locks.
                     f"SET statement_timeout = {limit}; "
                     f"SET idle_in_transaction_session_timeout = {limit}; "
-                    # What is acknowledged must be on disk, whatever the server does for others.
+                    # A commit must be on disk, whatever the server's default is.
                     "SELECT set_config('synchronous_commit', 'on', false) "
                     "WHERE current_setting('synchronous_commit') = 'off'".encode()
                 )
         except BaseException:
-            self._let_go(driver)
+            self._forget_socket(driver)
             driver.close()
             raise
 
-    def _let_go(self, driver: psycopg.Connection[Any], record: object = None) -> None:
-        line = self._lines.pop(id(driver), None)
+    def _forget_socket(self, driver: psycopg.Connection[Any], record: object = None) -> None:
+        line = self._sockets.pop(id(driver), None)
         if line is not None:
             line.close()
 
@@ -116,7 +116,7 @@ class PostgresStore(SqlStore):
             if migrating.revision(connection) == migrating.HEAD:
                 return
         with self.transaction(long=True) as connection:
-            # Of several processes that start at once, one makes the tables and the others wait.
+            # If several processes start at once, one creates the tables and the others wait.
             connection.exec_driver_sql("SELECT pg_advisory_xact_lock(%s)", (MIGRATION_LOCK,))
             migrating.upgrade(connection, begin)
 
@@ -124,9 +124,9 @@ class PostgresStore(SqlStore):
 
     @contextmanager
     def session(self) -> Iterator[Connection]:
-        """A connection of the pool, for a call that may take only so long."""
+        """A connection of the pool, for a call with a time limit."""
         with (
-            self._trouble(),
+            self._store_errors(),
             self._connected() as connection,
             self._limited(_driver(connection)),
         ):
@@ -134,8 +134,8 @@ class PostgresStore(SqlStore):
 
     @contextmanager
     def transaction(self, *, long: bool = False) -> Iterator[Connection]:
-        """A transaction; a long one may take any time."""
-        with self._trouble(), ExitStack() as stack:
+        """A transaction; a long one has no time limit."""
+        with self._store_errors(), ExitStack() as stack:
             connection = stack.enter_context(self._connected())
             connection = connection.execution_options(isolation_level="READ COMMITTED")
             if not long:
@@ -154,39 +154,37 @@ class PostgresStore(SqlStore):
             try:
                 yield connection
             finally:
-                if self._closed:  # meanwhile, and there is no pool to go back to
+                if self._closed:  # the pool is gone
                     connection.invalidate()
 
     @contextmanager
     def _limited(self, driver: psycopg.Connection[Any]) -> Iterator[None]:
-        # A little longer than the server itself waits, whose answer says more.
-        with self._patience.for_at_most(self._call_seconds + 1, self._lines[id(driver)]):
+        # Longer than the server's own limit, which has the better error message.
+        with self._watchdog.limit(self._call_seconds + 1, self._sockets[id(driver)]):
             yield
 
     @contextmanager
-    def _trouble(self) -> Iterator[None]:
-        """Say what is wrong in one sentence, without the statement and what was in it."""
+    def _store_errors(self) -> Iterator[None]:
+        """Turn errors into one-line StoreErrors, without the statement and its values."""
         if self._closed:
             raise StoreError("the store is closed")
         try:
             yield
         except DBAPIError as error:
-            raise self._sentence(error.orig) from error
+            raise self._store_error(error.orig) from error
         except psycopg.Error as error:
-            raise self._sentence(error) from error
-        except SQLAlchemyError as error:  # no connection came free, say
+            raise self._store_error(error) from error
+        except SQLAlchemyError as error:  # such as a pool timeout
             raise StoreError(f"the database {self.where} cannot be used: {error}") from error
-        except OSError as error:  # too many files are open, say
+        except OSError as error:  # such as too many open files
             raise StoreError(
                 f"the database {self.where} cannot be reached: {error.strerror}"
             ) from error
 
-    def _sentence(self, error: BaseException | None) -> StoreError:
+    def _store_error(self, error: BaseException | None) -> StoreError:
         lines = str(error).strip().splitlines() or ["no reason given"]
         if isinstance(error, psycopg.errors.UniqueViolation):
-            return StoreError(
-                f"what was to be written is there already ({lines[0]}): read it again"
-            )
+            return StoreError(f"the row already exists ({lines[0]}): read the journal again")
         if isinstance(error, psycopg.errors.QueryCanceled):
             return StoreError(
                 f"the database {self.where} took longer than {self._call_seconds:g} seconds"
@@ -200,14 +198,14 @@ class PostgresStore(SqlStore):
     def append(
         self, epoch: int, rows: Sequence[Row], answers: Iterable[tuple[Key, Kept, Seconds]]
     ) -> None:
-        """Make rows and answers durable together.
+        """Commit rows and answers in one transaction.
 
-        It is one statement, so no pause of this process can fall between looking at the epoch and
-        writing: the server does both, or neither. The row of the leader stays locked until the
-        commit, so nobody takes over in between.
+        It is one statement, so this process cannot be paused between the check of the epoch and
+        the write. The leader's row stays locked until the commit, so no other process can take
+        over in between.
         """
-        before = self._tail_now()
-        self._tail = None  # until it is known to have been written
+        before = self._current_tail()
+        self._tail = None  # unknown until the commit has succeeded
         records = records_of(rows, epoch, before.chain)
         after = Tail(records[-1][0], records[-1][-1]) if records else before
         first = records[0][0] if records else before.seq + 1
@@ -228,7 +226,7 @@ class PostgresStore(SqlStore):
         raise fenced(epoch) if found[0] != epoch else out_of_step(first, found[1])
 
     def answers(self, keys: Sequence[Key]) -> dict[Key, Kept]:
-        """The answers given for these keys."""
+        """The stored answers for these keys."""
         with self.session() as connection:
             found = connection.exec_driver_sql(
                 _ANSWERS, ([key.tenant for key in keys], [key.key for key in keys])
@@ -236,24 +234,25 @@ class PostgresStore(SqlStore):
         return {Key(row[0], row[1]): kept_of(*row) for row in found}
 
     def lead(self, holder: str, address: str, seconds: float) -> int | None:
-        """Become the leader, if nobody's lease runs by the database's clock."""
+        """Become the leader unless a lease is valid by the database's clock."""
         with self.session() as connection:
             epoch: int | None = connection.exec_driver_sql(
                 f"UPDATE leader SET epoch = epoch + 1, holder = %s, address = %s, "
-                f"until = {self._now} + %s, lease = %s WHERE NOT {self._runs} RETURNING epoch",
+                f"until = {self._now} + %s, lease = %s WHERE NOT {self._lease_is_valid} "
+                "RETURNING epoch",
                 (holder, address, seconds, seconds),
             ).scalar()
         self._tail = None
         return epoch
 
     def wait_for_rows(self, after: int, seconds: float) -> bool:
-        """Block until there are rows behind ``after``; whoever appends them sends a note."""
+        """Block until there are rows after ``after``; every append sends a notification."""
         give_up = time.monotonic() + seconds
         with self._listening:
             try:
-                with self._trouble():
+                with self._store_errors():
                     while not self._has_rows(after):
-                        if not self._note_comes(give_up):
+                        if not self._wait_for_notification(give_up):
                             return not self._closed and self._has_rows(after)
                     return True
             except StoreError:
@@ -268,8 +267,8 @@ class PostgresStore(SqlStore):
             found = listener.execute("SELECT max(seq) FROM journal").fetchone()
         return found is not None and (found[0] or 0) > after
 
-    def _note_comes(self, give_up: float) -> bool:
-        """Wait for a note; in short turns, so that a store that is closed is noticed."""
+    def _wait_for_notification(self, give_up: float) -> bool:
+        """Wait for a notification, in short turns, so that `close` is noticed."""
         listener = self._listen()
         while not self._closed and (left := give_up - time.monotonic()) > 0:
             for _ in listener.notifies(timeout=min(left, TURN_SECONDS), stop_after=1):
@@ -290,7 +289,7 @@ class PostgresStore(SqlStore):
     def _stop_listening(self) -> None:
         listener, self._listener = self._listener, None
         if listener is not None:
-            self._let_go(listener)
+            self._forget_socket(listener)
             listener.close()
 
     def close(self) -> None:
@@ -299,28 +298,28 @@ class PostgresStore(SqlStore):
         with self._listening:
             self._stop_listening()
         self._engine.dispose()
-        self._patience.close()
+        self._watchdog.close()
 
 
 def database_url(url: str) -> URL:
-    """The URL of a database as the driver understands it."""
+    """Parse the URL of a database for the driver."""
     try:
         parsed = make_url(url)
     except ArgumentError:
-        # The text may hold a password, so it is not repeated.
+        # The text may contain a password: do not repeat it.
         raise SlicewiseError(
             "database is not a URL such as postgresql://user@host:5432/name"
         ) from None
     if parsed.drivername not in ("postgresql", "postgres", _DRIVER):
         raise SlicewiseError(
             f"database must be a URL that begins with postgresql://, not {parsed.drivername}:// "
-            "(SQLite needs none, it lives in the data folder)"
+            "(SQLite needs none: its file is in the data folder)"
         )
     return parsed.set(drivername=_DRIVER)
 
 
 def _connect_arguments(url: URL, call_seconds: float) -> dict[str, object]:
-    """What is asked of every connection, unless the URL says otherwise."""
+    """Options of every connection; those in the URL take precedence."""
     limit = int(call_seconds * 1000)
     arguments: dict[str, object] = {
         "application_name": "slicewise",
@@ -343,7 +342,7 @@ def _columns(rows: Sequence[tuple[Any, ...]], width: int) -> list[list[Any]]:
     return [list(column) for column in zip(*rows, strict=True)] or [[] for _ in range(width)]
 
 
-# %b sends a column as a binary array, in a fifth of the time that text arrays take.
+# %b sends a column as a binary array, which takes a fifth of the time of a text array.
 _APPEND = """
 WITH led AS (
     SELECT epoch FROM leader WHERE epoch = %s FOR SHARE

@@ -1,4 +1,4 @@
-"""Rows and answers as they are kept, with their checksums; and what is said of damage."""
+"""Rows and answers as they are stored, with their checksums, and the errors about damage."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import NamedTuple
 import msgspec
 
 from slicewise.control.answers import Answer
-from slicewise.control.entries import Row, Seconds, concerns, decode, encode, kind
 from slicewise.control.ports import DAMAGED, DamagedError, FencedError, Kept, Key, StoreError
-from slicewise.store.chain import checksum, link
+from slicewise.journal.entries import Row, Seconds, decode, encode, index_keys
+from slicewise.store.checksums import checksum, link
 
 _log = logging.getLogger(__name__)
 
@@ -20,19 +20,18 @@ Record = tuple[int, Seconds, int, str, str, str, str | None, str, str, bytes]
 
 
 def records_of(rows: Iterable[Row], epoch: int, chain: bytes) -> list[Record]:
-    """Rows as they are kept, behind one that has this digest."""
+    """Rows as they are stored, after a row with the digest ``chain``."""
     records: list[Record] = []
     for row in rows:
         seq, at, actor, origin, entry = row.seq, float(row.at), row.actor, row.origin, row.entry
-        tenant, subject = concerns(entry)
         data = encode(entry).decode()
         chain = link(chain, seq, at, epoch, actor, origin, data)
-        records.append((seq, at, epoch, actor, origin, kind(entry), tenant, subject, data, chain))
+        records.append((seq, at, epoch, actor, origin, *index_keys(entry), data, chain))
     return records
 
 
 def row_of(seq: int, at: Seconds, actor: str, origin: str, data: str) -> Row:
-    """A row as it was."""
+    """Decode a stored row."""
     try:
         return Row(seq, at, actor, decode(data), origin)
     except msgspec.DecodeError as error:
@@ -40,7 +39,7 @@ def row_of(seq: int, at: Seconds, actor: str, origin: str, data: str) -> Row:
 
 
 def damaged(what: str) -> DamagedError:
-    """What is said about a journal that is not what was written."""
+    """The error for a damaged journal."""
     return DamagedError(f"{what}: run 'slicewise verify' to see all damage, and restore a backup")
 
 
@@ -49,7 +48,7 @@ AnswerRecord = tuple[str, str, str, int, bytes, Seconds, int, bytes]
 
 
 def answer_of(key: Key, kept: Kept, at: Seconds, seq: int) -> AnswerRecord:
-    """An answer as it is kept."""
+    """An answer as it is stored."""
     fields = (*key, kept.digest, *kept.answer, float(at), seq)
     return (*fields, checksum(*fields))
 
@@ -57,7 +56,7 @@ def answer_of(key: Key, kept: Kept, at: Seconds, seq: int) -> AnswerRecord:
 def kept_of(
     tenant: str, key: str, digest: str, status: int, body: bytes, at: float, seq: int, given: bytes
 ) -> Kept:
-    """An answer as it was, if it is."""
+    """Decode a stored answer; DAMAGED if its checksum does not match."""
     if given != checksum(tenant, key, digest, status, body, at, seq):
         _log.error("the answer to key %r of tenant %r is damaged", key, tenant)
         return DAMAGED
@@ -72,18 +71,18 @@ class Tail(NamedTuple):
 
 
 def fenced(epoch: int) -> FencedError:
-    """What is said to a leader that does not lead any more."""
+    """The error for a leader that has been replaced."""
     return FencedError(f"epoch {epoch} is over, another process leads; nothing was written")
 
 
 def out_of_step(first: int, last: int) -> StoreError:
-    """What is said to a leader that has not read the journal to its end."""
+    """The error for a leader that has not read the journal to its end."""
     return StoreError(
         f"the journal ends at entry {last}, so entry {first} cannot be written: "
-        "it must be read again first"
+        "read the journal again"
     )
 
 
 def ends_early(last: int, wanted: int) -> DamagedError:
-    """What is said about a journal whose tail is missing, or another one."""
+    """The error for a journal whose tail is missing or replaced."""
     return damaged(f"the journal ends at entry {last}, and should end at entry {wanted}")

@@ -1,4 +1,4 @@
-"""What both databases share: reading, leadership, images and retention, in plain SQL."""
+"""The SQL that both databases share: reading, leadership, snapshots and retention."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import heapq
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
 from pathlib import Path
@@ -26,9 +26,6 @@ from sqlalchemy import (
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.elements import ColumnElement
 
-from slicewise.control import image as images_room
-from slicewise.control.entries import Row, Seconds
-from slicewise.control.image import Image
 from slicewise.control.ports import (
     DamagedError,
     Kept,
@@ -37,17 +34,19 @@ from slicewise.control.ports import (
     Span,
     StoreError,
 )
-from slicewise.store.chain import checksum, link
-from slicewise.store.pruning import prune
-from slicewise.store.reading import IMAGES_KEPT, StoreContents, chain_at, head_of
+from slicewise.control.snapshot import Snapshot, decode_snapshot, encode_snapshot
+from slicewise.journal.entries import Row, Seconds
+from slicewise.store.checksums import checksum, link
+from slicewise.store.contents import SNAPSHOTS_KEPT, StoreContents, chain_at, head_of
 from slicewise.store.records import Tail, damaged, ends_early, row_of
-from slicewise.store.tables import answers, head, history, images, journal, leader
+from slicewise.store.retention import prune
+from slicewise.store.schema import answers, head, history, journal, leader, snapshots
 
-FORGET_AT_ONCE = 5_000
-"""Answers forgotten in one transaction, so that commits get in between."""
+FORGET_PAGE = 5_000
+"""Answers deleted in one transaction; commits go on between two."""
 _log = logging.getLogger(__name__)
 
-_SELDOM = frozenset(
+_RARE_KINDS = frozenset(
     {
         "model-entered",
         "model-forgotten",
@@ -61,69 +60,70 @@ _SELDOM = frozenset(
         "token-revoked",
     }
 )
-"""Kinds of which there are few, whoever's they are."""
+"""Kinds with few entries, for every tenant."""
 
-_NEVER_WRITTEN = "\0"
-"""No name has this character, and PostgreSQL will not even look for one that does."""
+_NUL = "\0"
+"""No name contains this character, and PostgreSQL refuses to search for it."""
 
 
 class SqlStore(ABC):
-    """A store in an SQL database; see `control.ports.Store` for what the methods promise."""
+    """A store in an SQL database; `control.ports.Store` documents the methods."""
 
     _now: ColumnElement[float]
     """The database's clock, in seconds since the epoch."""
 
     @property
-    def _runs(self) -> str:
-        """Whether the leader's lease runs; one that ends too far ahead does not.
+    def _lease_is_valid(self) -> str:
+        """The condition that the leader's lease is valid.
 
-        Its end was reckoned before the clock was set back, and may be days away.
+        A lease that ends later than its length from now was granted before the clock was set back:
+        it is not valid.
         """
         return f"(until > {self._now} AND until <= {self._now} + lease)"
 
-    _stretch: int | None = None
-    """How many rows one look into the history may pass over, if that is limited."""
+    _scan_limit: int | None = None
+    """The number of rows that one query of the history may scan, if limited."""
     _tail: Tail | None = None
-    """Where the journal ends, while this process is known to be the one that writes."""
+    """The end of the journal, while this process is the only writer."""
     _seen: Tail | None = None
-    """The last row that was read, by the reader that is furthest."""
+    """The last row that any reader has read."""
     _faults: Mapping[int, str] = {}
-    """By image that is damaged: what is wrong with it."""
+    """The problem of each damaged snapshot, by its row."""
 
     @abstractmethod
     def session(self) -> AbstractContextManager[Connection]:
-        """A connection on which every statement is a transaction; trouble becomes StoreError."""
+        """A connection where every statement is its own transaction; errors become StoreError."""
 
     @abstractmethod
     def transaction(self, *, long: bool = False) -> AbstractContextManager[Connection]:
-        """A connection in a transaction that is committed at the end, or undone by an exception."""
+        """A connection in a transaction; an exception rolls it back."""
 
     @abstractmethod
     def append(
         self, epoch: int, rows: Sequence[Row], answers: Iterable[tuple[Key, Kept, Seconds]]
     ) -> None:
-        """Make rows and answers durable together."""
+        """Commit rows and answers in one transaction."""
 
     @abstractmethod
     def answers(self, keys: Sequence[Key]) -> dict[Key, Kept]:
-        """The answers given for these keys."""
+        """The stored answers for these keys."""
 
     @abstractmethod
     def lead(self, holder: str, address: str, seconds: float) -> int | None:
-        """Become the leader, if nobody's lease runs."""
+        """Become the leader unless a lease is held; returns the epoch."""
 
     @abstractmethod
     def wait_for_rows(self, after: int, seconds: float) -> bool:
-        """Block until there are rows behind ``after``, or so long."""
+        """Block until there are rows after ``after``, or the time is up."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of the database."""
+        """Close all connections."""
 
     # The journal
 
     def rows(self, after: int, limit: int) -> list[Row]:
-        """Rows in order, from the one behind ``after`` on, each held against the one before."""
+        """Rows in order from the one after ``after``, each checked against the previous digest."""
         for _ in range(2):
             with self.session() as connection:
                 asked = {"after": after, "limit": limit + 1}
@@ -133,7 +133,7 @@ class SqlStore(ABC):
                 ends = head_of(connection)
             if ends.seq <= after:
                 return []
-            # Unless rows were written between the two looks, some are missing.
+            # Rows were written between the two queries, or rows are missing.
         else:
             raise ends_early(after, ends.seq)
         complete = len(found) <= limit
@@ -142,7 +142,7 @@ class SqlStore(ABC):
             before: bytes = found[0].chain
             known = self._seen
             if known is not None and known.seq == after and known.chain != before:
-                raise damaged(f"entry {after} of the journal is not what it was a moment ago")
+                raise damaged(f"entry {after} of the journal has changed since it was read")
             del found[0]
         elif base == after:
             before = base_chain
@@ -169,13 +169,13 @@ class SqlStore(ABC):
             return _last_seq(connection)
 
     def span(self) -> Span:
-        """Which history this is, and from where to where it is kept."""
+        """The history, and its first and last row."""
         with self.session() as connection:
             found = head_of(connection)
         return Span(found.history, tuple(found.former.split()), found.base, found.seq)
 
-    def _tail_now(self) -> Tail:
-        """Where the journal ends; read once, and again after whatever went wrong."""
+    def _current_tail(self) -> Tail:
+        """The end of the journal; read once, and again after an error."""
         if self._tail is None:
             with self.session() as connection:
                 self._tail = Tail(*connection.execute(select(head.c.seq, head.c.chain)).one())
@@ -190,13 +190,13 @@ class SqlStore(ABC):
         subject: str | None = None,
         kinds: Sequence[str] = (),
     ) -> list[Row]:
-        """Rows in front of ``before``, the newest first.
+        """Rows before ``before``, newest first.
 
-        Every way of asking walks along the index that leaves the least to be passed over.
+        Every combination of filters uses the index that scans the fewest rows.
         """
-        if _NEVER_WRITTEN in f"{tenant}{subject}":
+        if _NUL in f"{tenant}{subject}":
             return []
-        top = self.last_seq() + 1  # whatever was asked for: behind it there is nothing to pass over
+        top = self.last_seq() + 1  # nothing to scan after the last row
         if before is not None:
             top = min(top, before)
         wanted = _BACKWARD.limit(limit)
@@ -206,115 +206,117 @@ class SqlStore(ABC):
                 wanted = wanted.where(_aside("tenant") == tenant)
             if kinds:
                 wanted = wanted.where(_aside("kind").in_(kinds))
-            return self._look(wanted.where(journal.c.seq < top))
-        if kinds and (tenant is None or _SELDOM.issuperset(kinds)):
+            return self._select(wanted.where(journal.c.seq < top))
+        if kinds and (tenant is None or _RARE_KINDS.issuperset(kinds)):
             if tenant is not None:
                 wanted = wanted.where(_aside("tenant") == tenant)
             found = [
-                self._look(wanted.where(journal.c.seq < top, journal.c.kind == one))
+                self._select(wanted.where(journal.c.seq < top, journal.c.kind == one))
                 for one in dict.fromkeys(kinds)
             ]
             merged = heapq.merge(*found, key=lambda row: row.seq, reverse=True)
             return list(islice(merged, limit))
         if tenant is None:
-            return self._look(wanted.where(journal.c.seq < top))
+            return self._select(wanted.where(journal.c.seq < top))
         wanted = wanted.where(journal.c.tenant == tenant)
         if not kinds:
-            return self._look(wanted.where(journal.c.seq < top))
+            return self._select(wanted.where(journal.c.seq < top))
         wanted = wanted.where(_aside("kind").in_(kinds))
-        if self._stretch is None:
-            return self._look(wanted.where(journal.c.seq < top))
+        if self._scan_limit is None:
+            return self._select(wanted.where(journal.c.seq < top))
         rows: list[Row] = []
         while top > 0 and len(rows) < limit:
-            bottom = max(0, top - self._stretch)
+            bottom = max(0, top - self._scan_limit)
             part = wanted.where(journal.c.seq < top, journal.c.seq >= bottom)
-            rows += self._look(part.limit(limit - len(rows)))
+            rows += self._select(part.limit(limit - len(rows)))
             top = bottom
         return rows
 
-    def _look(self, wanted: Select[int, float, str, str, str]) -> list[Row]:
+    def _select(self, wanted: Select[int, float, str, str, str]) -> list[Row]:
         with self.session() as connection:
             found = connection.execute(wanted).all()
         return [row_of(*row) for row in found]
 
-    # Images and answers
+    # Snapshots and answers
 
-    def last_image(self) -> Image | None:
-        """The latest image that is as it was written; an older one, or none, if the last is not.
+    def last_snapshot(self) -> Snapshot | None:
+        """The latest intact snapshot, or None.
 
-        The journal behind it says the same, so that only the start takes longer.
+        With an older snapshot the start takes longer, but the result is the same.
         """
         faults: dict[int, str] = {}
         with self.session() as connection:
             begins = head_of(connection)
-            seqs = connection.execute(select(images.c.seq).order_by(images.c.seq.desc())).scalars()
-            found: Image | None = None
+            seqs = connection.execute(
+                select(snapshots.c.seq).order_by(snapshots.c.seq.desc())
+            ).scalars()
+            found: Snapshot | None = None
             for seq in seqs.all():
                 try:
-                    found = self._image(connection, seq)
+                    found = self._snapshot(connection, seq)
                     break
                 except (DamagedError, DBAPIError, TypeError, ValueError) as error:
-                    faults[seq] = f"the image at entry {seq} is damaged"
-                    _log.error("the image at entry %d is damaged: %s", seq, error)
+                    faults[seq] = f"the snapshot at entry {seq} is damaged"
+                    _log.error("the snapshot at entry %d is damaged: %s", seq, error)
         self._faults = faults
         if not begins.intact:
-            raise damaged("the record of where the journal begins is not what was written")
+            raise damaged("the record of the journal's start is not what was written")
         if found is None and begins.base > 0:
-            what = " and ".join(faults.values()) or "there is no image of the state"
+            what = " and ".join(faults.values()) or "there is no snapshot of the state"
             raise damaged(f"{what}, and the journal begins behind entry {begins.base}")
         return found
 
-    def _image(self, connection: Connection, seq: int) -> Image:
-        stored = connection.execute(_IMAGE, {"seq": seq}).one()
+    def _snapshot(self, connection: Connection, seq: int) -> Snapshot:
+        stored = connection.execute(_SNAPSHOT, {"seq": seq}).one()
         if stored.checksum != checksum(seq, stored.data, stored.chain):
-            raise damaged(f"the image at entry {seq} is not what was written")
+            raise damaged(f"the snapshot at entry {seq} is not what was written")
         if stored.chain != chain_at(connection, seq):
-            raise damaged(f"the image at entry {seq} is of another journal")
-        return images_room.decode(stored.data)
+            raise damaged(f"the snapshot at entry {seq} is of another journal")
+        return decode_snapshot(stored.data)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is damaged and can be done without."""
+        """Damage that the service can work with."""
         return tuple(self._faults.values())
 
-    def keep_image(self, image: Image) -> None:
-        """Keep an image, and drop those that are not needed any more."""
-        data = images_room.encode(image)
+    def save_snapshot(self, snapshot: Snapshot) -> None:
+        """Store a snapshot, and delete those that are no longer needed."""
+        data = encode_snapshot(snapshot)
         oldest = (
-            select(images.c.seq)
-            .order_by(images.c.seq.desc())
-            .offset(IMAGES_KEPT - 1)
+            select(snapshots.c.seq)
+            .order_by(snapshots.c.seq.desc())
+            .offset(SNAPSHOTS_KEPT - 1)
             .limit(1)
             .scalar_subquery()
         )
         with self.transaction() as connection:
-            chain = chain_at(connection, image.seq)
+            chain = chain_at(connection, snapshot.seq)
             if chain is None:
-                raise StoreError(f"there is no entry {image.seq} of which an image could be kept")
-            # The same row always has the same image, whoever made it.
-            connection.execute(delete(images).where(images.c.seq == image.seq))
+                raise StoreError(f"there is no entry {snapshot.seq} to store a snapshot of")
+            # All snapshots of a row are the same, whichever process stored them.
+            connection.execute(delete(snapshots).where(snapshots.c.seq == snapshot.seq))
             connection.execute(
-                insert(images),
+                insert(snapshots),
                 {
-                    "seq": image.seq,
+                    "seq": snapshot.seq,
                     "at": time.time(),
                     "data": data,
                     "chain": chain,
-                    "checksum": checksum(image.seq, data, chain),
+                    "checksum": checksum(snapshot.seq, data, chain),
                 },
             )
-            connection.execute(delete(images).where(images.c.seq < oldest))
-            kept = connection.execute(select(images.c.seq)).scalars().all()
+            connection.execute(delete(snapshots).where(snapshots.c.seq < oldest))
+            kept = connection.execute(select(snapshots.c.seq)).scalars().all()
         faults = self._faults.items()
-        self._faults = {at: what for at, what in faults if at in kept and at != image.seq}
+        self._faults = {at: what for at, what in faults if at in kept and at != snapshot.seq}
 
     def forget_answers(self, before: Seconds) -> int:
-        """Forget answers given before then, the oldest first, as many as go into a transaction."""
+        """Delete some of the answers given before ``before``, oldest first."""
         some = (
             select(answers.c.tenant, answers.c.key)
             .where(answers.c.at < before)
             .order_by(answers.c.at)
-            .limit(FORGET_AT_ONCE)
+            .limit(FORGET_PAGE)
             .subquery()
         )
         with self.session() as connection:
@@ -323,13 +325,13 @@ class SqlStore(ABC):
             ).rowcount
 
     def prune(self, epoch: int, before: Seconds, archive: Path | None) -> int:
-        """Take some entries written before then out of the journal, by way of the archive."""
+        """Prune some of the entries written before ``before``, after archiving them."""
         return prune(self, epoch, before, archive)
 
     # Leadership
 
     def renew(self, epoch: int, seconds: float, steady: Seconds) -> bool:
-        """Lead for so long from now on, and keep the steady time."""
+        """Extend the lease and save the steady time; False if the epoch is over."""
         with self.session() as connection:
             done = connection.execute(
                 update(leader)
@@ -339,18 +341,18 @@ class SqlStore(ABC):
         return done.rowcount == 1
 
     def reached(self) -> Seconds:
-        """The steady time that the last leader kept."""
+        """The steady time that the last leader saved."""
         with self.session() as connection:
             kept: Seconds = connection.execute(select(leader.c.steady)).scalar_one()
         return kept
 
     def resign(self, epoch: int) -> None:
-        """Let the lease end now."""
+        """End the lease now."""
         with self.session() as connection:
             connection.execute(update(leader).where(leader.c.epoch == epoch).values(until=0.0))
 
     def leader(self) -> Leader | None:
-        """Who leads, if somebody's lease runs."""
+        """The leader, if its lease is valid."""
         with self.session() as connection:
             found = connection.execute(
                 select(
@@ -360,7 +362,7 @@ class SqlStore(ABC):
                     leader.c.until,
                     leader.c.lease,
                     leader.c.steady,
-                ).where(literal_column(self._runs))
+                ).where(literal_column(self._lease_is_valid))
             ).one_or_none()
         return None if found is None else Leader(*found)
 
@@ -370,12 +372,18 @@ class SqlStore(ABC):
             connection.execute(select(1))
 
     def damage(self) -> list[str]:
-        """What the database itself finds wrong with its files, where it can say so."""
+        """The problems that the database itself finds in its files, if it can check them."""
         return []
 
     def contents(self) -> StoreContents:
-        """What the store holds now; may be read while others write."""
+        """The contents of the store as of now; commits may go on while they are read."""
         return StoreContents(self)
+
+    def backup(self) -> Iterator[bytes]:
+        """A backup in pieces, as `slicewise backup` writes it to a file."""
+        from slicewise.store.backup_file import backup_pieces
+
+        return backup_pieces(self.contents())
 
 
 def _last_seq(connection: Connection) -> int:
@@ -384,7 +392,7 @@ def _last_seq(connection: Connection) -> int:
 
 
 def _aside(column: str) -> ColumnElement[str]:
-    """A column that is compared, but whose index is not to be used."""
+    """A column to compare without using its index."""
     return literal_column(f"({column} || '')")
 
 
@@ -399,7 +407,7 @@ _ROWS = (
         journal.c.origin,
         journal.c.data,
         journal.c.chain,
-        # In the same look, so that they belong together while others write.
+        # In the same statement, so that the values are consistent while others write.
         *(
             select(column).scalar_subquery()
             for column in (history.c.base, history.c.chain, head.c.seq, head.c.chain)
@@ -409,7 +417,7 @@ _ROWS = (
     .order_by(journal.c.seq)
     .limit(bindparam("limit"))
 )
-"""A row, and those behind it."""
-_IMAGE = select(images.c.data, images.c.chain, images.c.checksum).where(
-    images.c.seq == bindparam("seq")
+"""A row and the rows after it."""
+_SNAPSHOT = select(snapshots.c.data, snapshots.c.chain, snapshots.c.checksum).where(
+    snapshots.c.seq == bindparam("seq")
 )

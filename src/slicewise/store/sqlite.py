@@ -1,4 +1,10 @@
-"""The store in a SQLite file: one process, and in it one connection for everything."""
+"""The store in a SQLite file: one process, with one connection for everything.
+
+SQLite 3.7.0 to 3.51.2 have the *WAL-reset defect*: when two connections to a database in WAL mode
+write or checkpoint at the same time, a checkpoint may later skip committed pages. 3.51.3 fixed it,
+and so did the patch releases 3.50.7 and 3.44.6. See https://sqlite.org/wal.html#walresetbug and
+docs/storage.md. The journal mode is chosen by version.
+"""
 
 from __future__ import annotations
 
@@ -7,53 +13,87 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
+from functools import cache
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import msgspec
 from sqlalchemy import URL, Connection, NullPool, create_engine, literal_column
 from sqlalchemy.exc import DBAPIError
 
-from slicewise.control.entries import Row, Seconds
 from slicewise.control.ports import DamagedError, Kept, Key, StoreError
 from slicewise.core.errors import SlicewiseError
+from slicewise.journal.entries import Row, Seconds
 from slicewise.lockfile import FileLock, InUseError
-from slicewise.store import migrating
-from slicewise.store.migrating import EmptyError
-from slicewise.store.one_statement import (
-    FENCED,
-    OUT_OF_STEP,
-    STATEMENTS,
-    Line,
-    answer_line,
-    moving,
-    prepare,
-    row_line,
-    write,
-)
-from slicewise.store.records import Tail, fenced, kept_of, out_of_step, records_of
+from slicewise.store import schema_version
+from slicewise.store.records import Tail, answer_of, fenced, kept_of, out_of_step, records_of
+from slicewise.store.schema_version import EmptyError
 from slicewise.store.sql import SqlStore
-from slicewise.store.sqlite_mode import Mode, journal_mode
 
 DATABASE = "slicewise.db"
 LOCK = "slicewise.lock"
 CHECKPOINT_PAGES = 8_192
-"""A checkpoint every 32 MiB of log: pages that change often are then copied once, not often."""
+"""A checkpoint every 32 MiB of log, so that pages that change often are copied once."""
 CACHE_KIB = 65_536
 BUSY_SECONDS = 10.0
 OLDEST = (3, 24, 0)
+_ROWS_PER_STATEMENT = 90
+"""SQLite before 3.32 takes 999 values in a statement, and a row has up to ten."""
+_CACHED_STATEMENTS = 2 * _ROWS_PER_STATEMENT + 64
+"""Statements that the driver keeps prepared: an insert for each number of rows, and the others."""
 
 _log = logging.getLogger(__name__)
 
+_WAL_SINCE = (3, 7, 0)
+_FIXED = (3, 51, 3)
+_PATCHED = ((3, 44, 6), (3, 50, 7))
+
+Version = tuple[int, int, int]
+
+
+class Mode(NamedTuple):
+    """How a database is opened."""
+
+    journal: str
+    locking: str
+    why: str
+
+
+def has_wal_reset_defect(version: Version) -> bool:
+    """Whether two connections in WAL mode can damage the database."""
+    if not _WAL_SINCE <= version < _FIXED:
+        return False
+    return not any(version[:2] == fix[:2] and version >= fix for fix in _PATCHED)
+
+
+def journal_mode(version: Version) -> Mode:
+    """The fastest safe mode.
+
+    A commit in WAL mode takes one sync of the disk; without WAL it takes four times as long. The
+    defect needs a second connection, so affected versions get exclusive locking, which keeps the
+    file locked while the connection is open.
+    """
+    name = ".".join(map(str, version))
+    if version < _WAL_SINCE:
+        return Mode("TRUNCATE", "NORMAL", f"SQLite {name} has no WAL mode")
+    if has_wal_reset_defect(version):
+        return Mode(
+            "WAL",
+            "EXCLUSIVE",
+            f"SQLite {name} has the WAL-reset defect, so no other connection is allowed",
+        )
+    return Mode("WAL", "NORMAL", f"SQLite {name} has no WAL-reset defect: others may read along")
+
 
 class SqliteStore(SqlStore):
-    """Keeps everything in one file of a data folder, which it has for itself."""
+    """A store in one file of a data folder, which no other process may use."""
 
     _now = literal_column("(julianday('now') - 2440587.5) * 86400.0")
-    # Reads and commits share the connection, so no read may be long: a few milliseconds.
-    _stretch = 5_000
+    # Reads and commits share the connection: a read may take a few milliseconds at most.
+    _scan_limit = 5_000
 
     def __init__(
         self,
@@ -64,9 +104,9 @@ class SqliteStore(SqlStore):
         immutable: bool = False,
         mode: Mode | None = None,
     ) -> None:
-        """``migrate`` brings the tables to this version, ``begin`` makes them if there are none.
+        """``migrate`` brings the tables to this version, ``begin`` creates them if there are none.
 
-        What is ``immutable`` cannot be written to: nothing is locked, and no file is made.
+        An ``immutable`` database is only read: nothing is locked and no file is created.
         """
         version = sqlite3.sqlite_version_info
         if version < OLDEST:
@@ -80,22 +120,18 @@ class SqliteStore(SqlStore):
         self._arrived = threading.Condition()
         self._last_seq = 0
         self._led = False
-        """Whether this process has ever led."""
+        """Whether this process has been the leader."""
         self._closed = False
-        self.along = ExitStack()
-        """What is closed along with the store."""
         self._connection: Connection | None = None
-        self._prepared: sqlite3.Connection | None = None
-        """The connection that can commit by one statement."""
         self._engine = create_engine(
             _url(self.path, immutable),
             poolclass=NullPool,
-            # Transactions are begun and ended here, in so many words, and by nobody else.
+            # This class begins and ends transactions itself.
             isolation_level="AUTOCOMMIT",
             connect_args={
                 "check_same_thread": False,
                 "timeout": BUSY_SECONDS,
-                "cached_statements": STATEMENTS,
+                "cached_statements": _CACHED_STATEMENTS,
             },
         )
         if not (migrate and begin) and not self.path.exists():
@@ -106,43 +142,45 @@ class SqliteStore(SqlStore):
             self._prepare(migrate, begin)
         except BaseException:
             self._drop()
-            self._let_folder_go()
+            self._unlock_folder()
             raise
         _log.info("%s: journal mode %s, %s", self.path, self._mode.journal, self._mode.why)
 
     def _prepare(self, migrate: bool, begin: bool) -> None:
         if not self.path.exists():
-            # Made here, because SQLite would let others read it.
+            # SQLite would create a file that others can read.
             try:
                 os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
             except OSError as error:
-                raise StoreError(f"{str(self.path)!r} cannot be made: {error.strerror}") from None
+                raise StoreError(
+                    f"{str(self.path)!r} cannot be created: {error.strerror}"
+                ) from None
         if not migrate:
             with self.session() as connection:
-                migrating.require_current(connection)
+                schema_version.require_current(connection)
             return
         with self.transaction() as connection:
-            migrating.upgrade(connection, begin)
+            schema_version.upgrade(connection, begin)
         self._last_seq = self.last_seq()
 
     # The connection
 
     @contextmanager
     def session(self) -> Iterator[Connection]:
-        """The connection, for whoever's turn it is."""
+        """The connection, held by one thread at a time."""
         with self._lock:
             try:
                 yield self._connect()
             except DBAPIError as error:
-                self._after(error)
-                raise self._trouble(error) from error
+                self._recover(error)
+                raise self._store_error(error) from error
             except (TypeError, ValueError) as error:
-                # SQLite hands out whatever stands in the file: text that is none, say.
+                # SQLite returns whatever the file holds, such as text that is not UTF-8.
                 raise self._damaged(str(error)) from error
 
     @contextmanager
     def transaction(self, *, long: bool = False) -> Iterator[Connection]:
-        """A transaction on the connection; it can write from the beginning."""
+        """A write transaction on the connection."""
         with self.session() as connection:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
             try:
@@ -152,7 +190,7 @@ class SqliteStore(SqlStore):
                 raise
             connection.exec_driver_sql("COMMIT")
             if long:
-                self._tell_of_rows(_last_seq(connection))
+                self._announce_rows(_last_seq(connection))
 
     def _connect(self) -> Connection:
         if self._closed:
@@ -173,7 +211,7 @@ class SqliteStore(SqlStore):
         if self._immutable:
             return ()
         return (
-            # Locking first: a connection that begins exclusive makes no shared memory.
+            # Locking first: a connection that starts exclusive creates no shared memory.
             f"locking_mode = {self._mode.locking}",
             f"journal_mode = {self._mode.journal}",
             "synchronous = FULL",
@@ -182,25 +220,25 @@ class SqliteStore(SqlStore):
             f"cache_size = -{CACHE_KIB}",
             f"wal_autocheckpoint = {CHECKPOINT_PAGES}",
             f"journal_size_limit = {2 * CHECKPOINT_PAGES * 4096}",
-            # A log that was written and could not be synced may be in memory only, though later
-            # syncs succeed. Copying it into the database writes all of it again.
+            # A log that could not be synced may exist in memory only, even if later syncs
+            # succeed. Copying it into the database writes all of it again.
             "wal_checkpoint(TRUNCATE)",
         )
 
     def _roll_back(self, connection: Connection) -> None:
-        """Undo a transaction; a connection that cannot even do that is dropped."""
+        """Roll back; drop a connection that cannot."""
         try:
             if _driver(connection).in_transaction:
                 connection.exec_driver_sql("ROLLBACK")
         except DBAPIError:
             self._drop()
 
-    def _after(self, error: DBAPIError) -> None:
-        """Leave the connection usable after an error; the next call opens another if need be."""
+    def _recover(self, error: DBAPIError) -> None:
+        """Leave the connection usable after an error, or drop it: the next call opens another."""
         connection = self._connection
         if connection is not None:
             self._roll_back(connection)
-        if _name_of(error).startswith(("SQLITE_IOERR", "SQLITE_CORRUPT", "SQLITE_NOTADB")):
+        if _error_name(error).startswith(("SQLITE_IOERR", "SQLITE_CORRUPT", "SQLITE_NOTADB")):
             self._drop()
 
     def _drop(self) -> None:
@@ -209,17 +247,17 @@ class SqliteStore(SqlStore):
             with suppress(DBAPIError, sqlite3.Error):
                 connection.close()
 
-    def _trouble(self, error: DBAPIError) -> StoreError:
-        name, text = _name_of(error), str(error.orig)
+    def _store_error(self, error: DBAPIError) -> StoreError:
+        name, text = _error_name(error), str(error.orig)
         path = str(self.path)
         if name == "SQLITE_FULL":
             return StoreError(f"the disk is full, {path!r} cannot grow: free some space")
         if name.startswith("SQLITE_BUSY"):
-            return StoreError(f"another program has {path!r} open: end it, and try again")
+            return StoreError(f"another program has {path!r} open: stop it and try again")
         if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
             return self._damaged(text)
         if name.startswith("SQLITE_CONSTRAINT"):
-            return StoreError(f"what was to be written is there already ({text}): read it again")
+            return StoreError(f"the row already exists ({text}): read the journal again")
         return StoreError(f"the database {path!r} cannot be read or written: {text} ({name})")
 
     def _damaged(self, why: str) -> DamagedError:
@@ -233,40 +271,31 @@ class SqliteStore(SqlStore):
     def append(
         self, epoch: int, rows: Sequence[Row], answers: Iterable[tuple[Key, Kept, Seconds]]
     ) -> None:
-        """Make rows and answers durable together."""
-        before = self._tail_now()
-        self._tail = None  # until it is known to have been written
+        """Commit rows and answers in one transaction."""
+        before = self._current_tail()
+        self._tail = None  # unknown until the commit has succeeded
         records = records_of(rows, epoch, before.chain)
         after = Tail(records[-1][0], records[-1][-1]) if records else before
         if records:
             before = before._replace(seq=records[0][0] - 1)
-        lines: list[Line] = [moving(epoch, before, after), *map(row_line, records)]
-        lines += [answer_line(key, kept, at, after.seq) for key, kept, at in answers]
-        self._write(epoch, before.seq + 1, lines)
+        kept_answers = [answer_of(key, kept, at, after.seq) for key, kept, at in answers]
+        with self._direct() as driver:
+            driver.execute("BEGIN IMMEDIATE")
+            if not driver.execute(_MOVE_HEAD, (*after, *before, epoch)).rowcount:
+                leads, ends = driver.execute(_HEAD).fetchone()
+                raise fenced(epoch) if leads != epoch else out_of_step(before.seq + 1, ends)
+            _insert(driver, _INSERT_ROWS, records)
+            _insert(driver, _INSERT_ANSWERS, kept_answers)
+            driver.execute("COMMIT")
         self._tail = after
         if rows:
-            self._tell_of_rows(after.seq)
-
-    def _write(self, epoch: int, first: int, lines: Sequence[Line]) -> None:
-        with self._direct() as driver:
-            if self._prepared is not driver:
-                prepare(driver)
-                self._prepared = driver
-            try:
-                write(driver, lines)
-            except sqlite3.IntegrityError as error:
-                if str(error) == FENCED:
-                    raise fenced(epoch) from None
-                if str(error) == OUT_OF_STEP:
-                    ends = driver.execute("SELECT seq FROM head").fetchone()[0]
-                    raise out_of_step(first, ends) from None
-                raise
+            self._announce_rows(after.seq)
 
     @contextmanager
     def _direct(self) -> Iterator[sqlite3.Connection]:
-        """The driver's own connection, for what every request has to wait for.
+        """The driver's own connection, for statements that every request waits for.
 
-        A statement by way of SQLAlchemy costs ten times as much as the same statement here.
+        A statement through SQLAlchemy costs ten times as much.
         """
         with self.session() as connection:
             try:
@@ -277,24 +306,24 @@ class SqliteStore(SqlStore):
                 self._roll_back(connection)
                 raise
 
-    def _tell_of_rows(self, last: int) -> None:
+    def _announce_rows(self, last: int) -> None:
         with self._arrived:
             self._last_seq = last
             self._arrived.notify_all()
 
     def answers(self, keys: Sequence[Key]) -> dict[Key, Kept]:
-        """The answers given for these keys."""
+        """The stored answers for these keys."""
         with self._direct() as driver:
             found = driver.execute(_ANSWERS, (msgspec.json.encode(keys).decode(),))
             return {Key(row[0], row[1]): kept_of(*row) for row in found}
 
     def lead(self, holder: str, address: str, seconds: float) -> int | None:
-        """Become the leader, if nobody's lease runs; the lock on the folder keeps others away."""
+        """Become the leader unless a lease is held; the lock on the folder keeps others away."""
         with self.transaction() as connection:
             done = connection.exec_driver_sql(
                 f"UPDATE leader SET epoch = epoch + 1, holder = ?, address = ?, "
-                # A leader from before this store was opened would hold the lock on the folder.
-                f"until = {self._now} + ?, lease = ? WHERE ? OR NOT {self._runs}",
+                # An earlier leader has released the folder, whatever its lease says.
+                f"until = {self._now} + ?, lease = ? WHERE ? OR NOT {self._lease_is_valid}",
                 (holder, address, seconds, seconds, not self._led),
             )
             if not done.rowcount:
@@ -305,13 +334,13 @@ class SqliteStore(SqlStore):
             return epoch
 
     def wait_for_rows(self, after: int, seconds: float) -> bool:
-        """Block until there are rows behind ``after``; all rows come through this object."""
+        """Block until there are rows after ``after``; all rows are written through this object."""
         with self._arrived:
             self._arrived.wait_for(lambda: self._closed or self._last_seq > after, seconds)
             return not self._closed and self._last_seq > after
 
     def damage(self) -> list[str]:
-        """What SQLite finds wrong with the file."""
+        """The problems that SQLite finds in the file."""
         try:
             with self.session() as connection:
                 found = [
@@ -322,8 +351,7 @@ class SqliteStore(SqlStore):
         return [] if found == ["ok"] else found
 
     def close(self) -> None:
-        """Let go of the file and the folder."""
-        self.along.close()
+        """Close the file and unlock the folder."""
         with self._lock:
             if self._closed:
                 return
@@ -331,9 +359,9 @@ class SqliteStore(SqlStore):
                 self._closed = True
                 self._arrived.notify_all()
             self._drop()
-            self._let_folder_go()
+            self._unlock_folder()
 
-    def _let_folder_go(self) -> None:
+    def _unlock_folder(self) -> None:
         if self._folder_lock is not None:
             self._folder_lock.release()
 
@@ -350,8 +378,7 @@ def _lock(folder: Path) -> FileLock:
         return FileLock(folder / LOCK)
     except InUseError as error:
         raise InUseError(
-            f"{str(folder)!r} is in use: {error}, and one process at a time may serve from a "
-            "data folder"
+            f"{str(folder)!r} is in use: {error}, and only one process can use a data folder"
         ) from None
     except OSError as error:
         raise SlicewiseError(f"{str(folder / LOCK)!r} cannot be locked: {error.strerror}") from None
@@ -368,8 +395,39 @@ def _last_seq(connection: Connection) -> int:
     return found or 0
 
 
-def _name_of(error: DBAPIError) -> str:
+def _error_name(error: DBAPIError) -> str:
     return str(getattr(error.orig, "sqlite_errorname", ""))
+
+
+_HEAD = "SELECT (SELECT epoch FROM leader), seq FROM head"
+_MOVE_HEAD = (
+    "UPDATE head SET seq = ?, chain = ? "
+    "WHERE seq = ? AND chain = ? AND (SELECT epoch FROM leader) = ?"
+)
+_INSERT_ROWS = (
+    "INSERT INTO journal (seq, at, epoch, actor, origin, kind, tenant, subject, data, chain) VALUES"
+)
+_INSERT_ANSWERS = (
+    "INSERT INTO answers (tenant, key, digest, status, body, at, seq, checksum) VALUES"
+)
+
+
+def _insert(driver: sqlite3.Connection, insert: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    """Insert rows, many by one statement.
+
+    After each statement the driver waits for the interpreter's lock, which a busy event loop holds.
+    """
+    for start in range(0, len(rows), _ROWS_PER_STATEMENT):
+        some = rows[start : start + _ROWS_PER_STATEMENT]
+        driver.execute(
+            _with_values(insert, len(some), len(some[0])), list(chain.from_iterable(some))
+        )
+
+
+@cache  # the driver looks up its prepared statements by this text
+def _with_values(insert: str, rows: int, columns: int) -> str:
+    row = f"({', '.join('?' * columns)})"
+    return f"{insert} {', '.join([row] * rows)}"
 
 
 _ANSWERS = (

@@ -1,4 +1,4 @@
-"""What the proofs of the agents share: the fake driver, built once, and sites that surely end."""
+"""Fixtures: the fake driver library, and sites that end with the test."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ OpenSite = Callable[..., Site]
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The fake driver's library."""
+    """The fake driver library."""
     return build(tmp_path_factory.getbasetemp().parent / "fakedriver")
 
 
 @pytest.fixture(scope="session")
 def rounds() -> int:
-    """How much longer than usual; SLICEWISE_AGENT_ROUNDS says so."""
+    """A factor for the length of the tests, from SLICEWISE_AGENT_ROUNDS."""
     return int(os.environ.get("SLICEWISE_AGENT_ROUNDS", "1"))
 
 
 @pytest.fixture
 def open_site(tmp_path: Path, library: Path) -> Iterator[OpenSite]:
-    """Makes sites with these settings, and ends them after the test."""
+    """A function that opens sites with given settings; they end after the test."""
     with ExitStack() as stack:
         made: list[Site] = []
 
@@ -44,5 +44,5 @@ def open_site(tmp_path: Path, library: Path) -> Iterator[OpenSite]:
 
 @pytest.fixture
 def site(open_site: OpenSite) -> Site:
-    """A site."""
+    """A site with default settings."""
     return open_site()

@@ -1,7 +1,7 @@
-"""A site: one real server, nodes with a fake driver and real agents, and whether all of them agree.
+"""A site: one real server and nodes with real agents on a fake driver.
 
-Agents are processes that are killed and started again; a machine outlives them, as hardware does.
-On every GPU there may be instances of somebody else's, which must be there to the end.
+`Site.settle` waits until server, driver, record and CDI files agree. Agents are processes that may
+be killed and restarted; machines outlive them. Foreign instances must survive every test.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from typing import Any
 
 from tests.e2e.server import PATIENCE_SECONDS, Server, free_port
 
-from slicewise.fakedriver import Machine
-from slicewise.fakedriver.views import InstanceView
+from slicewise.fakedriver import InstanceView, Machine
 
-HURRIED = Path(__file__).with_name("hurried.py")
+FAST_AGENT = Path(__file__).with_name("fast_agent.py")
 MODEL = "H200-141GB"
 SETTINGS = ("limits.requests_per_second=1000000", "lease.seconds=0.5")
-_LOOK_SECONDS = 0.02
+_POLL_SECONDS = 0.02
 _LAST_LINES = 25
 
 Place = tuple[int, str, int]
@@ -34,13 +33,13 @@ Place = tuple[int, str, int]
 
 
 class SteadyServer(Server):
-    """A server that comes back at the address it had: agents know no other."""
+    """A server that keeps its address when it is restarted."""
 
     host = "127.0.0.1"
 
     def launch(self) -> None:
-        """Start the process where it was before."""
-        assert not self.runs, "it runs already"
+        """Start the process at its previous address."""
+        assert not self.runs, "the server is running already"
         self.address = self.host, self.address[1] or free_port()
         command = [sys.executable, "-m", "slicewise.cli", "serve", "--data", str(self.data)]
         command += ["--listen", "{}:{}".format(*self.address)]
@@ -57,7 +56,7 @@ class SteadyServer(Server):
 
 
 class Node:
-    """A machine that does not exist, and the agent on it."""
+    """A simulated machine and its agent."""
 
     def __init__(
         self, folder: Path, name: str, machine: Machine, library: Path, server: Server, token: str
@@ -69,16 +68,16 @@ class Node:
         self.cdi = folder / "cdi"
         self.state = folder / "state"
         self.foreign: set[str] = set()
-        """UUIDs of instances that are somebody else's."""
-        self.keeps_running = True
-        """Whether an agent that was killed is started again."""
+        """UUIDs of foreign instances."""
+        self.restarts = True
+        """Whether a killed agent is restarted."""
         self.prefix: Sequence[str] = ()
         self.url = ""
-        """Where the agent finds the server, if that is not where everybody does."""
-        self.words: Sequence[str] = ()
+        """The server's URL for this agent, if it differs from the usual one."""
+        self.arguments: Sequence[str] = ()
         self.variables: dict[str, str] = {}
         self.session = ""
-        """The last one that was waited for."""
+        """The last session seen by `until_ready`."""
         self.deaths = 0
         self.starts = 0
         self._library = library
@@ -87,14 +86,14 @@ class Node:
         self.token = folder / "token"
         self.token.write_text(token)
 
-    # The agent
+    # Agent
 
-    def start(self, *words: str, hurried: bool = True) -> subprocess.Popen[bytes]:
-        """Start an agent; with more words on its command line if need be."""
-        program = [str(HURRIED)] if hurried else ["-m", "slicewise.agent"]
+    def start(self, *arguments: str, fast: bool = True) -> subprocess.Popen[bytes]:
+        """Start an agent with additional arguments."""
+        program = [str(FAST_AGENT)] if fast else ["-m", "slicewise.agent"]
         command = [*self.prefix, sys.executable, *program, "--server", self.url or self._server.url]
         command += ["--token-file", str(self.token), "--state", str(self.state)]
-        command += ["--cdi", str(self.cdi), *self.words, *words]
+        command += ["--cdi", str(self.cdi), *self.arguments, *arguments]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("SLICEWISE_")}
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -109,57 +108,57 @@ class Node:
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
-        """The agent's process, dead or alive."""
+        """The agent's process, running or not."""
         assert self._process is not None
         return self._process
 
     @property
     def runs(self) -> bool:
-        """Whether the agent lives."""
+        """Whether the agent is running."""
         return self._process is not None and self._process.poll() is None
 
     def kill(self) -> None:
-        """End the agent with kill -9."""
+        """Kill the agent (-9)."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
     def stop(self) -> int:
-        """Ask the agent to end."""
+        """Terminate the agent and return its exit status."""
         self.process.terminate()
         status = self.process.wait(PATIENCE_SECONDS)
-        self.deaths += status == -signal.SIGKILL  # by a fault, just before
+        self.deaths += status == -signal.SIGKILL  # killed by a fault just before
         self._process = None
         return status
 
-    def revive(self) -> None:
-        """Start the agent again if it was killed, or ended because it must be started again."""
-        if self._process is None or self.runs or not self.keeps_running:
+    def restart_killed(self) -> None:
+        """Restart the agent if it was killed, or exited with the status for a restart."""
+        if self._process is None or self.runs or not self.restarts:
             return
         status = self._process.returncode
-        assert status in (-signal.SIGKILL, 1), f"the agent ended with {status}\n{self.told()}"
+        assert status in (-signal.SIGKILL, 1), f"the agent exited with {status}\n{self.log_tail()}"
         self.deaths += status == -signal.SIGKILL
         self.start()
 
-    def told(self) -> str:
-        """The end of its log."""
+    def log_tail(self) -> str:
+        """The last lines of the agent's log."""
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
         return f"{self.name}:\n" + "\n".join(lines[-_LAST_LINES:])
 
-    # Others
+    # Instances
 
-    def put_foreign(self, gpu: int, profile: str, start: int) -> InstanceView:
-        """Somebody else makes an instance."""
+    def create_foreign(self, gpu: int, profile: str, start: int) -> InstanceView:
+        """Create a foreign instance."""
         made = self.machine.create_instance(gpu, profile, start)
         self.foreign.add(made.computes[0].uuid)
         return made
 
-    def own(self) -> list[InstanceView]:
-        """The instances that are not somebody else's."""
+    def own_instances(self) -> list[InstanceView]:
+        """The instances that are not foreign."""
         return [one for one in self.machine.instances() if not self.foreign & _uuids(one)]
 
-    def foreign_left(self) -> set[str]:
-        """Which of somebody else's instances are there."""
+    def remaining_foreign(self) -> set[str]:
+        """The foreign instances that still exist."""
         return self.foreign & {u for one in self.machine.instances() for u in _uuids(one)}
 
 
@@ -182,7 +181,7 @@ class Site:
         self.server = SteadyServer(folder / "server", database=database, settings=settings)
         self.server.host = host or self.server.host
         self.nodes: dict[str, Node] = {}
-        self.server_keeps_running = True
+        self.restart_server = True
         self.counts: Counter[str] = Counter()
 
     def __enter__(self) -> Site:
@@ -197,7 +196,7 @@ class Site:
     def node(
         self, name: str = "gpu-07", model: str = MODEL, gpus: int = 2, mig: bool = True
     ) -> Node:
-        """A node whose agent is not started yet."""
+        """Create a node; its agent is not started."""
         folder = self.folder / name
         folder.mkdir()
         machine = Machine.create(folder / "machine", model, gpus, mig=mig, seed=len(self.nodes) + 1)
@@ -206,48 +205,48 @@ class Site:
         self.nodes[name] = made
         return made
 
-    # Asking
+    # Requests
 
     def ask(self, method: str, path: str, body: object = None, status: int = 200) -> Any:
-        """What the server says; it must say it with this status."""
+        """Send a request and return the answer; its status must be the given one."""
         found, said = self.server.ask(method, path, body)
         assert found == status, f"{method} {path}: {found} {said}\n{self.server.last_lines()}"
         return said
 
     def allocate(self, profile: str, status: int = 201, **more: object) -> dict[str, Any]:
-        """A new allocation."""
+        """Create an allocation."""
         body = {"profile": profile} | more
         said: dict[str, Any] = self.ask("POST", "/v1/allocations", body, status)
         return said
 
     def allocate_soon(self, profile: str) -> dict[str, Any]:
-        """A new allocation, which waits where an agent has only just begun."""
+        """Create an allocation that may wait, for nodes with an agent that just started."""
         body = {"profile": profile, "wait_seconds": 600}
         status, said = self.server.ask("POST", "/v1/allocations", body)
         assert status in (201, 202), f"{status} {said}\n{self.server.last_lines()}"
         return dict(said)
 
     def allocation(self, identity: str) -> dict[str, Any]:
-        """An allocation as it is now."""
+        """The current state of an allocation."""
         said: dict[str, Any] = self.ask("GET", f"/v1/allocations/{identity}")
         return said
 
     def release(self, identity: str) -> dict[str, Any]:
-        """An allocation is given back."""
+        """Release an allocation."""
         said: dict[str, Any] = self.ask("DELETE", f"/v1/allocations/{identity}")
         return said
 
     def detail(self, node: str) -> dict[str, Any]:
-        """A node as the server knows it."""
+        """The server's view of a node."""
         said: dict[str, Any] = self.ask("GET", f"/v1/nodes/{node}")
         return said
 
-    def living(self) -> list[dict[str, Any]]:
-        """The allocations that have not ended."""
+    def allocations(self) -> list[dict[str, Any]]:
+        """Allocations that have not ended."""
         return self._pages("/v1/allocations?limit=500")
 
-    def leaving(self) -> list[dict[str, Any]]:
-        """Those that have ended and may still have instances."""
+    def releasing(self) -> list[dict[str, Any]]:
+        """Allocations that have ended and may still have instances."""
         return self._pages("/v1/allocations?state=releasing&limit=500")
 
     def _pages(self, path: str) -> list[dict[str, Any]]:
@@ -261,7 +260,7 @@ class Site:
             cursor = f"&cursor={page['next']}"
 
     def events(self) -> list[dict[str, Any]]:
-        """The journal's entries, as an admin reads them."""
+        """All events of the audit log."""
         found: list[dict[str, Any]] = []
         cursor = ""
         while True:
@@ -274,25 +273,25 @@ class Site:
     # Waiting
 
     def until(self, done: Callable[[], object], what: str) -> None:
-        """Wait for something; whoever was killed meanwhile is started again."""
+        """Wait for a condition; restart processes that are killed meanwhile."""
         give_up = time.monotonic() + PATIENCE_SECONDS
         while True:
             try:
                 if done():
                     return
             except (OSError, http.client.HTTPException):
-                pass  # the server is away at the moment
-            assert time.monotonic() < give_up, f"never: {what}\n{self.told()}"
-            self.revive()
-            time.sleep(_LOOK_SECONDS)
+                pass  # the server is down at the moment
+            assert time.monotonic() < give_up, f"timed out waiting until {what}\n{self.summary()}"
+            self.restart_killed()
+            time.sleep(_POLL_SECONDS)
 
-    def revive(self) -> None:
-        """Start whoever was killed."""
-        if self.server_keeps_running and not self.server.runs:
+    def restart_killed(self) -> None:
+        """Restart killed processes."""
+        if self.restart_server and not self.server.runs:
             self.counts["server deaths"] += 1
             self.server.start()
         for node in self.nodes.values():
-            node.revive()
+            node.restart_killed()
 
     def until_state(self, identity: str, *states: str) -> dict[str, Any]:
         """Wait until an allocation is in one of these states."""
@@ -303,44 +302,44 @@ class Site:
             seen.update(self.allocation(identity))
             return seen["state"] in states
 
-        self.until(there, f"{identity} becomes {' or '.join(states)}")
+        self.until(there, f"{identity} is {' or '.join(states)}")
         return seen
 
     def until_ready(self, node: Node) -> None:
-        """Wait until an agent that was started has said what is there."""
-        self.until(lambda: self._known(node), f"{node.name} is known")
+        """Wait until a new session of the agent has sent its first report."""
+        self.until(lambda: self._is_ready(node), f"{node.name} is ready")
 
-    def _known(self, node: Node) -> bool:
+    def _is_ready(self, node: Node) -> bool:
         status, said = self.server.ask("GET", f"/v1/nodes/{node.name}")
         if status != 200 or said["agent"] is None or {"unknown", "unreported"} & {*said["holds"]}:
             return False
         before, node.session = node.session, said["agent"]["session"]
         return before != node.session
 
-    def told(self) -> str:
-        """What everybody said last."""
+    def summary(self) -> str:
+        """The current differences and the last log lines, for failed assertions."""
         try:
             differences = "\n".join(self.differences())
         except (OSError, http.client.HTTPException, AssertionError) as error:
             differences = repr(error)
-        logs = "\n".join(node.told() for node in self.nodes.values())
+        logs = "\n".join(node.log_tail() for node in self.nodes.values())
         return f"{differences}\n{logs}\nserver:\n{self.server.last_lines()}"
 
-    # Whether all agree
+    # Consistency
 
     def settle(self) -> None:
-        """Wait until nothing is under way and everybody says the same about every GPU."""
-        self.until(lambda: not self.differences(), "the hardware is as the server says")
+        """Wait until all work is done and all views of every GPU agree."""
+        self.until(lambda: not self.differences(), "hardware and server agree")
 
     def differences(self) -> list[str]:
-        """Where scheduler, driver, record and CDI files do not say the same."""
-        living, leaving = self.living(), self.leaving()
-        found = [f"{one['id']} is leaving" for one in leaving]
-        for one in living:
+        """The differences between server, driver, record and CDI files."""
+        allocations, releasing = self.allocations(), self.releasing()
+        found = [f"{one['id']} is releasing" for one in releasing]
+        for one in allocations:
             if one["state"] not in ("active", "queued"):
                 found.append(f"{one['id']} is {one['state']}: {one['instances']}")
         for node in self.nodes.values():
-            parts = [p for one in living for p in one["instances"] if p["node"] == node.name]
+            parts = [p for one in allocations for p in one["instances"] if p["node"] == node.name]
             found += self._differences(node, parts)
         return found
 
@@ -349,10 +348,10 @@ class Site:
         detail = self.detail(node.name)
         instances = node.machine.instances()
         hardware = {(i.gpu, i.profile, i.start): _uuid(i) for i in instances}
-        strangers = [one for gpu in detail["devices"] for one in gpu["foreign"]]
+        foreign = [one for gpu in detail["devices"] for one in gpu["foreign"]]
         known = {(p["gpu"], p["profile"], p["start"]): p.get("uuid", "") for p in parts}
-        known |= {(f["gpu"], f["profile"], f["start"]): f["uuid"] for f in strangers}
-        found = _unlike(f"{node.name}: driver and server", hardware, known)
+        known |= {(f["gpu"], f["profile"], f["start"]): f["uuid"] for f in foreign}
+        found = _compare(f"{node.name}: driver and server", hardware, known)
         masks = [gpu["mask"] for gpu in detail["devices"]]
         real = [_mask(instances, gpu, len(mask)) for gpu, mask in enumerate(masks)]
         if masks != real:
@@ -364,26 +363,26 @@ class Site:
         recorded = {
             (index[one["gpu"]], one["profile"], one["start"]): one["uuid"]
             for one in record["instances"]
-            if record["boot"] == node.machine.boot_id  # those of an earlier boot are over
+            if record["boot"] == node.machine.boot_id  # entries of an earlier boot do not count
         }
-        found += _unlike(f"{node.name}: record and server", recorded, ours)
+        found += _compare(f"{node.name}: record and server", recorded, ours)
         offered = {
             json.loads(file.read_text())["devices"][0]["name"] for file in node.cdi.glob("*.json")
         }
         if offered != set(ours.values()):
             found.append(f"{node.name}: CDI {sorted(offered)}, server {sorted(ours.values())}")
-        missing = node.foreign - node.foreign_left()
-        assert not missing, f"somebody else's instances were destroyed: {missing}\n{node.told()}"
+        missing = node.foreign - node.remaining_foreign()
+        assert not missing, f"foreign instances were destroyed: {missing}\n{node.log_tail()}"
         return found
 
 
 def failures(site: Site) -> list[str]:
-    """Why allocations failed, by the journal."""
+    """Why allocations failed, from the audit log."""
     ended = [event["entry"]["allocation"] for event in site.events() if event["kind"] == "ended"]
     return [f"{one['id']}: {one['detail']}" for one in ended if one["cause"] == "failed"]
 
 
-def _unlike(what: str, left: dict[Place, str], right: dict[Place, str]) -> list[str]:
+def _compare(what: str, left: dict[Place, str], right: dict[Place, str]) -> list[str]:
     return [
         f"{what} disagree about {place}: {left.get(place)} and {right.get(place)}"
         for place in sorted({*left, *right})

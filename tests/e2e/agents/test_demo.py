@@ -1,4 +1,4 @@
-"""`slicewise demo --agents`: real agents on nodes that do not exist, and nothing left behind."""
+"""`slicewise demo --agents`: real agents on simulated nodes."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from tests.e2e.conftest import Tell
 from tests.e2e.server import PATIENCE_SECONDS
 
 from slicewise.client import Client
-from slicewise.control.hardware import PartTurned
-from slicewise.demo.agents import Fleet, Stages
-from slicewise.demo.scene import NODES
+from slicewise.demo.agents import AgentProcesses, InstancePhases
+from slicewise.demo.cluster import NODES
 from slicewise.fakedriver import Machine
+from slicewise.journal.agent_entries import PartTurned
 
 OPTIONS = ("--listen", "127.0.0.1:0", "--rate", "8", "--hold", "2")
 
 
 def launch(folder: Path, *options: str, **variables: str) -> subprocess.Popen[str]:
-    """The demonstration as a process."""
+    """Start the demonstration as a process."""
     return subprocess.Popen(
         [sys.executable, "-m", "slicewise.cli", "demo", "--data", "demo", *options],
         cwd=folder,
@@ -41,7 +41,7 @@ def launch(folder: Path, *options: str, **variables: str) -> subprocess.Popen[st
 
 @contextmanager
 def running(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A demonstration that plays, and where it is; it surely ends."""
+    """A running demonstration and its URL."""
     demo = launch(folder, *OPTIONS, *options)
     try:
         assert demo.stdout is not None
@@ -59,7 +59,7 @@ def running(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str]
 
 
 def agents_of(folder: Path) -> list[int]:
-    """The processes of agents that work in a folder."""
+    """The ids of agent processes with this folder."""
     found = []
     for path in Path("/proc").iterdir():
         if path.name.isdecimal():
@@ -67,25 +67,27 @@ def agents_of(folder: Path) -> list[int]:
                 words = (path / "cmdline").read_bytes().decode(errors="replace").split("\0")
             except OSError:
                 continue
-            if "slicewise.demo.tied" in words and any(w.startswith(str(folder)) for w in words):
+            if "slicewise.demo.agent_process" in words and any(
+                w.startswith(str(folder)) for w in words
+            ):
                 found.append(int(path.name))
     return found
 
 
 def until_none(folder: Path) -> None:
-    """Wait until there is no agent any more."""
+    """Wait until all agents have exited."""
     give_up = time.monotonic() + PATIENCE_SECONDS
     while agents_of(folder):
         assert time.monotonic() < give_up, agents_of(folder)
         time.sleep(0.02)
 
 
-def test_agents_make_the_instances_and_all_end_together(tmp_path: Path, tell: Tell) -> None:
+def test_agents_create_instances_and_exit_with_the_demo(tmp_path: Path, tell: Tell) -> None:
     folder = tmp_path / "demo"
     with running(tmp_path, "--agents") as (demo, url):
         assert len(agents_of(folder)) == len(NODES)
         token = folder / "admin-token"
-        stages = Stages()
+        phases = InstancePhases()
         with Client(url, token.read_text().strip()) as admin:
             nodes = list(admin.nodes())
             assert all(node.managed for node in nodes)
@@ -93,8 +95,8 @@ def test_agents_make_the_instances_and_all_end_together(tmp_path: Path, tell: Te
             for event in admin.events(0):
                 if isinstance(event.entry, PartTurned):
                     entry = event.entry
-                    stages.take((entry.allocation, entry.index), str(entry.phase))
-                if min(stages.ever[phase] for phase in ("creating", "active", "gone")) >= 3:
+                    phases.record((entry.allocation, entry.index), str(entry.phase))
+                if min(phases.ever[phase] for phase in ("creating", "active", "gone")) >= 3:
                     break
         listed = ""
         give_up = time.monotonic() + PATIENCE_SECONDS
@@ -108,7 +110,7 @@ def test_agents_make_the_instances_and_all_end_together(tmp_path: Path, tell: Te
             listed = done.stdout
         machines = [Machine(folder / "agents" / name / "machine") for name, _, _ in NODES]
         while not any(machine.instances() for machine in machines):
-            assert time.monotonic() < give_up, "there are no instances on the fake GPUs"
+            assert time.monotonic() < give_up, "no instances on the simulated GPUs"
             time.sleep(0.02)
         demo.send_signal(signal.SIGINT)
         out, err = demo.communicate()
@@ -119,7 +121,7 @@ def test_agents_make_the_instances_and_all_end_together(tmp_path: Path, tell: Te
     assert re.search(r"^instances: .*; so far \d+ creating, \d+ active, \d+ gone$", instances)
     tell(f"{requests}; {instances}")
 
-    # Killed, it leaves no agent behind, and is started again on what there is.
+    # A killed demonstration leaves no agents, and can be restarted with its data.
     with running(tmp_path, "--agents") as (demo, _):
         assert len(agents_of(folder)) == len(NODES)
         demo.kill()
@@ -137,19 +139,21 @@ def test_agents_make_the_instances_and_all_end_together(tmp_path: Path, tell: Te
 
 
 @pytest.mark.parametrize("options", [[], ["--agents"]])
-def test_without_a_compiler(options: list[str], tmp_path: Path) -> None:
-    """Only agents need one, and one line says so."""
+def test_missing_compiler(options: list[str], tmp_path: Path) -> None:
+    """Only agents need a compiler; the error is one line."""
     demo = launch(tmp_path, *OPTIONS, "--requests", "1", *options, CC="no-such-compiler")
     _, err = demo.communicate()
     if not options:
         assert (demo.returncode, err) == (0, "")
         return
     assert demo.returncode == 2
-    assert err.startswith("slicewise: error: the fake driver needs a C compiler, and there is no")
+    assert err.startswith(
+        "slicewise: error: the fake driver needs a C compiler, but no-such-compiler was not found"
+    )
     assert len(err.splitlines()) == 1
 
 
-def test_an_agent_is_started_again_though_that_failed_once(
+def test_restart_of_an_agent_is_retried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Ended:
@@ -164,22 +168,22 @@ def test_an_agent_is_started_again_though_that_failed_once(
             raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
         raise asyncio.CancelledError
 
-    fleet = object.__new__(Fleet)
+    fleet = object.__new__(AgentProcesses)
     fleet._processes = {"n": Ended()}  # type: ignore[dict-item]
     monkeypatch.setattr(fleet, "_launch", start_again)
-    monkeypatch.setattr("slicewise.demo.agents._AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr("slicewise.demo.agents._RESTART_SECONDS", 0.0)
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(fleet._keep("n", "http://x"))
+        asyncio.run(fleet._restart("n", "http://x"))
     assert attempts == ["n", "n"]
 
 
-def test_what_is_told_of_instances() -> None:
-    stages = Stages()
-    assert stages.summary() == "instances: none; so far 0 creating, 0 active, 0 gone"
+def test_summary_of_instance_phases() -> None:
+    phases = InstancePhases()
+    assert phases.summary() == "instances: none; so far 0 creating, 0 active, 0 gone"
     for phase in ("creating", "creating", "active"):
-        stages.take(("a", 0), phase)
-    stages.take(("b", 0), "creating")
-    stages.take(("c", 0), "gone")
-    assert stages.summary() == (
+        phases.record(("a", 0), phase)
+    phases.record(("b", 0), "creating")
+    phases.record(("c", 0), "gone")
+    assert phases.summary() == (
         "instances: 1 creating, 1 active; so far 2 creating, 1 active, 1 gone"
     )

@@ -1,4 +1,4 @@
-"""Two servers on one database: the leader dies or is paused, and agents turn to the other one."""
+"""Two servers on one database: when the leader fails, agents switch to the other server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.e2e.agents.site import SteadyServer
 from tests.e2e.conftest import Tell
 from tests.postgres import the_server
 
-TURNS = ("kill", "stop", "pause")
+FAILURES = ("kill", "stop", "pause")
 
 
 def test_agents_follow_the_leader(open_site: OpenSite, seed: int, rounds: int, tell: Tell) -> None:
@@ -19,21 +19,21 @@ def test_agents_follow_the_leader(open_site: OpenSite, seed: int, rounds: int, t
     leader = site.server
     other = SteadyServer(site.folder / "other", database=leader.database, settings=leader.settings)
     leader.lent_token = other.lent_token = leader.admin_token
-    site.server_keeps_running = False
+    site.restart_server = False
     other.start()
     try:
         node = site.node(gpus=2)
-        node.put_foreign(0, "1g.18gb", 6)
-        node.url = f"{other.url},{leader.url}"  # the first of them follows, and says who leads
+        node.create_foreign(0, "1g.18gb", 6)
+        node.url = f"{other.url},{leader.url}"  # the first one follows, and names the leader
         node.start()
         site.until_ready(node)
         held: list[str] = []
-        for turn in TURNS * rounds:
+        for failure in FAILURES * rounds:
             made = [site.allocate("1g.18gb")["id"] for _ in range(rng.randint(1, 3))]
             held += made
-            if turn == "kill":
+            if failure == "kill":
                 leader.kill()
-            elif turn == "stop":
+            elif failure == "stop":
                 assert leader.stop() == 0
             else:
                 leader.signal(signal.SIGSTOP)
@@ -44,7 +44,7 @@ def test_agents_follow_the_leader(open_site: OpenSite, seed: int, rounds: int, t
             while len(held) > 2:
                 site.release(held.pop(rng.randrange(len(held))))
             site.settle()
-            if turn == "pause":
+            if failure == "pause":
                 leader.signal(signal.SIGCONT)
                 leader.wait_until_ready("following")
             else:
@@ -52,10 +52,10 @@ def test_agents_follow_the_leader(open_site: OpenSite, seed: int, rounds: int, t
             leader, other = other, leader
         assert node.deaths == 0
         assert node.starts == 1
-        assert node.foreign_left() == node.foreign
+        assert node.remaining_foreign() == node.foreign
         tell(
-            f"{len(TURNS) * rounds} leaders lost ({', '.join(TURNS)}): the agent turned to the "
-            f"other each time, {len(node.own())} instances where the new leader says"
+            f"{len(FAILURES) * rounds} leaders lost ({', '.join(FAILURES)}): the agent followed "
+            f"each time, {len(node.own_instances())} instances as the new leader expects"
         )
     finally:
         for server in (leader, other):

@@ -1,4 +1,4 @@
-"""The life of an instance, from request to release, as API, CLI, events and hardware tell it."""
+"""The lifecycle of an instance as seen by API, CLI, events and hardware."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tests.e2e.agents.site import Site
 from tests.e2e.conftest import Tell
 
 
-def cli(site: Site, *words: str) -> str:
-    """What a command of `slicewise` prints."""
+def cli(site: Site, *arguments: str) -> str:
+    """Run a `slicewise` command and return its output."""
     token = site.folder / "admin"
     token.write_text(site.server.admin_token)
     where = ("--server", site.server.url, "--token-file", str(token))
     done = subprocess.run(
-        [sys.executable, "-m", "slicewise.cli", *words, *where],
+        [sys.executable, "-m", "slicewise.cli", *arguments, *where],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -26,33 +26,33 @@ def cli(site: Site, *words: str) -> str:
 
 
 def phases(site: Site, allocation: str) -> list[str]:
-    """The phases an allocation went through, by the journal."""
+    """The phases of an allocation, from the audit log."""
     entries = [event["entry"] for event in site.events() if event["kind"] == "part-turned"]
     return [e["phase"] for e in reversed(entries) if e["allocation"] == allocation]
 
 
 @pytest.mark.parametrize("model", ["H200-141GB", "A30-24GB"])
 def test_from_request_to_release(model: str, site: Site, tell: Tell) -> None:
-    first = model == "H200-141GB"  # with the agent's own waits, and looked at by the CLI as well
+    first = model == "H200-141GB"  # with the default intervals, and with the CLI
     node = site.node(model=model)
     small = "1g.18gb" if first else "1g.6gb"
-    stranger = node.put_foreign(1, small, 0)
-    node.start(hurried=not first)
+    foreign = node.create_foreign(1, small, 0)
+    node.start(fast=not first)
     site.until_ready(node)
     detail = site.detail(node.name)
     assert (detail["managed"], detail["model"], detail["gpus"]) == (True, model, 2)
     assert [gpu["uuid"] for gpu in detail["devices"]] == [gpu.uuid for gpu in node.machine.gpus]
-    site.settle()  # the stranger is known, and its slices are blocked
+    site.settle()  # the foreign instance is known and blocks its slices
 
     node.machine.delay("nvmlGpuInstanceCreateComputeInstance", 1500)
     made = site.allocate(small)
     assert (made["state"], made["phase"], made["uuid"]) == ("placed", "placed", "")
     site.until_state(made["id"], "creating")
     seen = site.until_state(made["id"], "active")
-    (mine,) = node.own()
+    (mine,) = node.own_instances()
     (compute,) = mine.computes
     assert (mine.gpu, mine.profile, mine.start) == (seen["gpu"], small, seen["start"])
-    assert seen["uuid"] == compute.uuid != stranger.computes[0].uuid
+    assert seen["uuid"] == compute.uuid != foreign.computes[0].uuid
     assert seen["env"] == f"CUDA_VISIBLE_DEVICES={compute.uuid}"
     assert seen["cdi"] == f"slicewise.dev/mig={compute.uuid}"
     assert seen["gpu_uuid"] == node.machine.gpus[mine.gpu].uuid
@@ -67,32 +67,32 @@ def test_from_request_to_release(model: str, site: Site, tell: Tell) -> None:
         shown = cli(site, "nodes", "show", node.name)
         assert f"{small}@{mine.start}" in shown
         assert node.machine.gpus[0].uuid in shown
-        assert stranger.computes[0].uuid in cli(site, "nodes", "foreign", node.name)
+        assert foreign.computes[0].uuid in cli(site, "nodes", "foreign", node.name)
         assert made["id"] in cli(site, "ls", "--state", "active")
 
-    node.machine.busy(mine.gpu, mine.start)  # until it was seen leaving
+    node.machine.set_busy(mine.gpu, mine.start)  # until the release was seen
     ended = site.release(made["id"])
     assert (ended["state"], ended["phase"]) == ("releasing", "releasing")
     if first:
         assert "state releasing" in cli(site, "show", made["id"])
         assert made["id"] in cli(site, "ls", "--state", "releasing")
-    site.until(lambda: "in use" in _detail(site, made["id"]), "the reason is told")
-    node.machine.idle(mine.gpu, mine.start)
+    site.until(lambda: "in use" in _detail(site, made["id"]), "the reason is reported")
+    node.machine.set_idle(mine.gpu, mine.start)
     assert site.until_state(made["id"], "released")["cause"] == "released"
-    assert node.machine.instances() == (stranger,)
+    assert node.machine.instances() == (foreign,)
     site.settle()
     assert list(node.cdi.glob("*.json")) == []
-    gone_through = phases(site, made["id"])
-    assert list(dict.fromkeys(gone_through)) == ["creating", "active", "releasing", "gone"]
+    seen_phases = phases(site, made["id"])
+    assert list(dict.fromkeys(seen_phases)) == ["creating", "active", "releasing", "gone"]
     if first:
         count = len(site.events())
-        told = cli(site, "events", "--after", "0", "--count", str(count))
+        printed = cli(site, "events", "--after", "0", "--count", str(count))
         for word in ("agent-joined", "foreign-seen", f"is active {compute.uuid}", "is gone"):
-            assert word in told
+            assert word in printed
         assert "state released" in cli(site, "show", made["id"])
     assert node.stop() == 0
     calls = {name: n for name, n in node.machine.calls().items() if n}
-    tell(f"{model}: one life, {sum(calls.values())} calls of {len(calls)} functions of the driver")
+    tell(f"{model}: one instance, {sum(calls.values())} calls of {len(calls)} driver functions")
 
 
 def _detail(site: Site, identity: str) -> str:

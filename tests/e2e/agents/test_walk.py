@@ -1,4 +1,4 @@
-"""A random walk: several agents, tenants, strangers and deaths; then everybody says the same."""
+"""A random walk with allocations, foreign instances and killed agents; then all views agree."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OPERATIONS, QUIET = 160, 20
 
 
 class Walk:
-    """One step after the other, by chance."""
+    """Random operations on a site."""
 
     def __init__(self, site: Site, rng: random.Random) -> None:
         self.site = site
@@ -44,24 +44,24 @@ class Walk:
         )
 
     def step(self) -> None:
-        """Something happens."""
+        """Do one random operation."""
         steps, weights = zip(*self._steps, strict=True)
         (chosen,) = self.rng.choices(steps, weights)
         self.counts[chosen()] += 1
-        self.site.revive()
+        self.site.restart_killed()
 
     def rest(self) -> None:
-        """Let everything that is under way come to its end, and compare."""
+        """Wait until all work is done, and compare all views."""
         for node in self.nodes:
             self.site.ask("POST", f"/v1/nodes/{node.name}/uncordon")
             for one in node.machine.instances():
                 if one.busy:
-                    node.machine.idle(one.gpu, one.start)
+                    node.machine.set_idle(one.gpu, one.start)
         self.site.settle()
         self.counts["GPUs compared"] += sum(gpus for _, _, gpus in NODES)
         self.counts["instances compared"] += sum(len(n.machine.instances()) for n in self.nodes)
 
-    # What can happen
+    # Operations
 
     def _allocate(self) -> str:
         body: dict[str, object] = {"profile": self.rng.choice(PROFILES)}
@@ -74,7 +74,7 @@ class Walk:
         return {201: "allocated", 202: "queued", 409: "no room"}[status]
 
     def _release(self) -> str:
-        living = self.site.living()
+        living = self.site.allocations()
         if not living:
             return "nothing to release"
         identity = self.rng.choice(living)["id"]
@@ -87,10 +87,10 @@ class Walk:
         model = next(model for name, model, _ in NODES if name == node.name)
         profile = self.rng.choice([p for p in load_geometry(model).profiles if p.size <= 4])
         try:
-            node.put_foreign(gpu.index, profile.name, self.rng.choice(profile.starts))
-        except PlacementError:  # by chance it does not fit
-            return "nobody came"
-        return "foreign made"
+            node.create_foreign(gpu.index, profile.name, self.rng.choice(profile.starts))
+        except PlacementError:  # it does not fit
+            return "foreign does not fit"
+        return "foreign created"
 
     def _foreign_goes(self) -> str:
         node = self.rng.choice(self.nodes)
@@ -99,18 +99,18 @@ class Walk:
                 node.foreign.discard(one.computes[0].uuid)
                 node.machine.destroy_instance(one.gpu, one.start)
                 return "foreign destroyed by its owner"
-        return "nobody went"
+        return "nothing foreign"
 
     def _busy(self) -> str:
         node = self.rng.choice(self.nodes)
-        own = node.own()
+        own = node.own_instances()
         if not own:
-            return "nobody busy"
+            return "nothing busy"
         one = self.rng.choice(own)
         try:
-            node.machine.busy(one.gpu, one.start)
+            node.machine.set_busy(one.gpu, one.start)
         except PlacementError:
-            return "nobody busy"
+            return "nothing busy"
         return "busy"
 
     def _decide(self) -> str:
@@ -137,7 +137,7 @@ class Walk:
         return "cordoned"
 
 
-def test_everybody_says_the_same_about_every_gpu(
+def test_all_views_of_every_gpu_agree(
     open_site: OpenSite, seed: int, rounds: int, tell: Tell
 ) -> None:
     walk = Walk(open_site(), random.Random(seed))
@@ -145,12 +145,12 @@ def test_everybody_says_the_same_about_every_gpu(
         walk.step()
         if number % QUIET == QUIET - 1:
             walk.rest()
-    for one in walk.site.living():
+    for one in walk.site.allocations():
         walk.site.release(one["id"])
     walk.rest()
-    assert all(node.own() == [] for node in walk.nodes)
-    assert all(node.foreign_left() == node.foreign for node in walk.nodes)
+    assert all(node.own_instances() == [] for node in walk.nodes)
+    assert all(node.remaining_foreign() == node.foreign for node in walk.nodes)
     reasons = failures(walk.site)
-    for reason in reasons:  # somebody else was faster, and that is said
+    for reason in reasons:  # a foreign instance took the slices first
         assert "which is not ours (foreign)" in reason, reason
     tell(f"{OPERATIONS * rounds} operations: {dict(walk.counts)}; {len(reasons)} failed, explained")

@@ -1,4 +1,4 @@
-"""A service under attack: one for the tests of a file, with a node to place on."""
+"""A service for the tests of each file, with a node and a tenant."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.e2e.server import Server
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A service with a node."""
+    """A service with a node and a tenant, practically without rate limits."""
     limits = ("requests_per_second", "strangers_per_second")
     made = Server(
         tmp_path_factory.mktemp("attacked"),
@@ -18,10 +18,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     )
     made.start()
     try:
-        status, said = made.ask(
-            "POST", "/v1/nodes", {"name": "n1", "model": "A100-80GB", "gpus": 200}
-        )
-        assert status == 201, said
+        node = {"name": "n1", "model": "A100-80GB", "gpus": 200}
+        for path, body in (("/v1/nodes", node), ("/v1/tenants", {"name": "acme"})):
+            status, answer = made.ask("POST", path, body)
+            assert status == 201, answer
         yield made
     finally:
         made.kill()

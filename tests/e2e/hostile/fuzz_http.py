@@ -1,7 +1,6 @@
-"""Made-up connections: requests that are right, wrong and nearly right, cut into pieces at random.
+"""Generated connections: valid, invalid and almost valid requests, split at random.
 
-Everything comes from a seed, and each connection from the seed and its number, so that one alone
-can be had again.
+Each connection depends only on the seed and its number, so a single one can be reproduced.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ TARGETS = (
 
 @dataclass
 class Conversation:
-    """What one client sends on one connection."""
+    """The bytes that one client sends on one connection."""
 
     number: int
     data: bytes
@@ -75,14 +74,14 @@ class Conversation:
 
 
 class Fuzzer:
-    """Makes conversations."""
+    """Generates conversations."""
 
     def __init__(self, sender: Sender, seed: int) -> None:
         self._sender = sender
         self._seed = seed
 
     def conversation(self, number: int) -> Conversation:
-        """The conversation of this number, ended by a request that closes."""
+        """Return the conversation with this number; its last request closes the connection."""
         chance = random.Random(f"{self._seed}/{number}")
         made = [self._message(chance, f"{number}.{place}") for place in range(chance.randint(1, 5))]
         made.append(self._sender.get(f"{number}.end", "/healthz", b"Connection: close\r\n"))
@@ -139,7 +138,7 @@ def _chunked(chance: random.Random, body: bytes) -> bytes:
 
 
 def _place(chance: random.Random, message: bytes) -> int:
-    """Somewhere in a message, rather in its head."""
+    """Return a position in a message, preferably in its head."""
     head = message.find(b"\r\n\r\n") + 4
     return chance.randrange(head if chance.random() < 0.7 and head > 4 else len(message) or 1)
 
@@ -160,7 +159,7 @@ def _replace(chance: random.Random, message: bytes) -> bytes:
 
 
 def _end(chance: random.Random, message: bytes) -> bytes:
-    """Another end for one line."""
+    """Change the end of a line."""
     ends = [n for n in range(len(message)) if message.startswith(b"\r\n", n)]
     if not ends:
         return message
@@ -171,28 +170,28 @@ def _end(chance: random.Random, message: bytes) -> bytes:
 
 
 def _line(chance: random.Random, message: bytes) -> bytes:
-    """One line more."""
+    """Add a line."""
     lines = message.split(b"\r\n")
     lines.insert(chance.randrange(1, max(2, len(lines))), chance.choice(LINES)[:-2])
     return b"\r\n".join(lines)
 
 
 def _twice(chance: random.Random, message: bytes) -> bytes:
-    """One line twice."""
+    """Repeat a line."""
     lines = message.split(b"\r\n")
     at = chance.randrange(len(lines))
     return b"\r\n".join([*lines[: at + 1], *lines[at:]])
 
 
 def _less(chance: random.Random, message: bytes) -> bytes:
-    """One line less."""
+    """Remove a line."""
     lines = message.split(b"\r\n")
     at = chance.randrange(len(lines))
     return b"\r\n".join([*lines[:at], *lines[at + 1 :]])
 
 
 def _start(chance: random.Random, message: bytes) -> bytes:
-    """Another word in the first line."""
+    """Replace a word of the request line."""
     line, mark, rest = message.partition(b"\r\n")
     words = line.split(b" ")
     at = chance.randrange(min(3, len(words)))
@@ -201,7 +200,7 @@ def _start(chance: random.Random, message: bytes) -> bytes:
 
 
 def _letters(chance: random.Random, message: bytes) -> bytes:
-    """Names in other letters, which changes nothing."""
+    """Change the case of header names, which has no meaning."""
     lines = message.split(b"\r\n")
     at = chance.randrange(len(lines))
     name, mark, value = lines[at].partition(b":")
@@ -211,7 +210,7 @@ def _letters(chance: random.Random, message: bytes) -> bytes:
 
 
 def _front(chance: random.Random, message: bytes) -> bytes:
-    """Something in front."""
+    """Add something in front."""
     return chance.choice((b"\r\n", b"\r\n\r\n", b"\n", b"0\r\n\r\n", b" ")) + message
 
 

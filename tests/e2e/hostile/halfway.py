@@ -1,5 +1,4 @@
-"""A request on a plain socket that stops halfway: its head and the beginning of its body are sent,
-then the test does something else, and the rest follows."""
+"""A request that pauses halfway: head and part of the body are sent, the rest later."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ Answer = tuple[int, dict[str, str], Any]
 
 
 class Halfway:
-    """One request on a connection of its own."""
+    """One request on its own connection."""
 
     def __init__(
         self,
@@ -41,7 +40,7 @@ class Halfway:
         self._socket.sendall("\r\n".join([*lines, "", ""]).encode() + content[:half])
 
     def finish(self) -> Answer:
-        """Send the rest, and read the answer: its status, headers and JSON."""
+        """Send the rest and return the status, the headers and the decoded body."""
         with self._socket:
             self._socket.sendall(self._rest)
             data = b""

@@ -1,4 +1,4 @@
-"""Real proxies in front of the service: nginx and HAProxy with the configurations of the manual."""
+"""Real proxies in front of the service: nginx and HAProxy, configured as documented."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ http {{
 
 
 def documented(language: str) -> str:
-    """The configuration of a proxy, as the manual has it."""
+    """Return the documented configuration of a proxy."""
     found = re.findall(rf"^```{language}\n(.*?)^```$", MANUAL.read_text(), re.DOTALL | re.MULTILINE)
     assert len(found) == 1, f"{MANUAL.name} has {len(found)} blocks of {language}"
     return str(found[0])
 
 
 def edited(text: str, *changes: tuple[str, str]) -> str:
-    """The text with each of these replaced, all of which it must hold once."""
+    """Return the text with these replacements, each of which must match exactly once."""
     for old, new in changes:
         assert text.count(old) == 1, f"{old!r} is {text.count(old)} times in:\n{text}"
         text = text.replace(old, new)
@@ -51,7 +51,7 @@ def edited(text: str, *changes: tuple[str, str]) -> str:
 
 
 class Proxy:
-    """A proxy in a folder of its own, on a port of loopback, in front of a service."""
+    """A proxy on a loopback port, in front of a service."""
 
     def __init__(self, kind: str, configuration: str, folder: Path, service: Address) -> None:
         self.address: Address = ("127.0.0.1", free_port())
@@ -75,7 +75,7 @@ class Proxy:
                 ("/etc/nginx/slicewise.key", str(key)),
             )
             (folder / "slicewise.conf").write_text(configuration)
-            # Its processes could not look into a folder of root.
+            # Its unprivileged workers could not read a folder of root.
             user = "user root;" if os.geteuid() == 0 else ""
             (folder / "conf").write_text(_NGINX.format(folder=folder, user=user))
             arguments = ["-p", str(folder), "-c", str(folder / "conf"), "-e", "stderr"]
@@ -95,11 +95,11 @@ class Proxy:
             )
 
     def connect(self) -> Raw:
-        """A connection of a client."""
+        """Open a client connection."""
         return Raw(self.address, self.context)
 
     def wait_until_ready(self) -> None:
-        """Ask until the service answers through it."""
+        """Wait until the service answers through the proxy."""
         give_up = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < give_up:
             if self._process.poll() is not None:
@@ -116,7 +116,7 @@ class Proxy:
         raise AssertionError(f"the proxy does not get ready:\n{self._log.read_text()}")
 
     def stop(self) -> None:
-        """End it, and whatever it started."""
+        """Stop the proxy and its child processes."""
         self._process.terminate()
         try:
             self._process.wait(PATIENCE_SECONDS)

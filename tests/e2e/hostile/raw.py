@@ -1,4 +1,4 @@
-"""Bytes on a socket: sent in pieces as the test wants them, and the answers told apart."""
+"""Raw socket connections: bytes are sent in chosen pieces, and responses are parsed."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typing import NamedTuple
 from tests.e2e.server import PATIENCE_SECONDS, Address
 
 PAUSE_SECONDS = 0.002
-"""Between two pieces, so that they arrive one by one."""
+"""Pause between two pieces, to make them arrive separately."""
 
 
 class AnswerError(Exception):
-    """What came back is no answer, or only a part of one."""
+    """Raised when the received bytes are not a complete response."""
 
 
 class Answer(NamedTuple):
-    """One answer."""
+    """An HTTP response."""
 
     status: int
     headers: dict[str, str]
@@ -30,17 +30,17 @@ class Answer(NamedTuple):
 
     @property
     def id(self) -> str:
-        """The id of the request that this answers."""
+        """The id of the answered request."""
         return self.headers.get("x-request-id", "")
 
     @property
     def closes(self) -> bool:
-        """Whether it says that the connection ends."""
+        """Whether it announces the end of the connection."""
         return self.headers.get("connection") == "close"
 
 
 class Raw:
-    """One connection."""
+    """A connection."""
 
     def __init__(self, address: Address, context: ssl.SSLContext | None = None) -> None:
         self._socket = socket.create_connection(address, PATIENCE_SECONDS)
@@ -61,15 +61,15 @@ class Raw:
         self.close()
 
     def close(self) -> None:
-        """Leave."""
+        """Close the connection."""
         self._socket.close()
 
     def wait_no_longer_than(self, seconds: float) -> None:
-        """Be content with what came by then; what waits for more raises TimeoutError."""
+        """Set a timeout for reads, which then raise TimeoutError."""
         self._socket.settimeout(seconds)
 
     def send(self, *pieces: bytes, pause: float = PAUSE_SECONDS) -> None:
-        """Send piece by piece; a server that has closed by then hears no more."""
+        """Send the pieces one by one; ignore that the server has closed the connection."""
         with contextlib.suppress(ConnectionError, ssl.SSLEOFError, TimeoutError):
             for number, piece in enumerate(pieces):
                 if number:
@@ -77,12 +77,12 @@ class Raw:
                 self._socket.sendall(piece)
 
     def done(self) -> None:
-        """Say that nothing more will be sent."""
+        """Shut down the sending side."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 
     def answer(self, method: str = "GET") -> Answer | None:
-        """The next answer; None when the server closed instead."""
+        """Return the next response; None if the server closed the connection instead."""
         while True:
             head = self._until(b"\r\n\r\n")
             if head is None:
@@ -109,15 +109,15 @@ class Raw:
         return Answer(status, headers, self._exactly(int(headers["content-length"])))
 
     def answers(self) -> list[Answer]:
-        """Every answer until the server closes."""
+        """Return all responses until the server closes the connection."""
         return list(iter(self.answer, None))
 
     def closed(self) -> bool:
-        """Wait for the server to close; whether it did so without another byte."""
+        """Wait until the server closes; return whether it sent no more bytes."""
         return not self._came and not self._more()
 
     def read_until(self, mark: bytes) -> bytes:
-        """Read up to a mark, whatever comes before it."""
+        """Read up to a delimiter."""
         found = self._until(mark)
         if found is None:
             raise AnswerError(f"the server closed before {mark!r}")
@@ -160,11 +160,11 @@ class Raw:
 
 
 def cut(data: bytes, at: Iterable[int]) -> list[bytes]:
-    """The data in pieces that begin at these places."""
+    """Split data at these positions."""
     places = [0, *sorted(set(at)), len(data)]
     return [data[a:b] for a, b in itertools.pairwise(places) if a < b]
 
 
 def every(data: bytes, size: int) -> Sequence[bytes]:
-    """The data in pieces of this size."""
+    """Split data into pieces of this size."""
     return cut(data, range(size, len(data), size))

@@ -1,7 +1,6 @@
-"""Another reader of requests, which says what the service must have made of the same bytes.
+"""A reference parser: the requests that the service must find in the same bytes.
 
-It is written for clearness: it has all of the bytes before it, goes through them line by line, and
-knows nothing of pieces.
+It favors clarity: it has all bytes at once and parses them line by line.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ _ID = frozenset((string.ascii_letters + string.digits + "._-").encode())
 
 
 class RefusedError(Exception):
-    """This is not a request."""
+    """Raised for bytes that are not a request."""
 
 
 class OpenError(Exception):
-    """This may become a request."""
+    """Raised for an incomplete request."""
 
 
 @dataclass
@@ -36,27 +35,27 @@ class Asked:
     method: str
     target: bytes
     id: str | None
-    """What it says its id is; None where it has none that the service would take."""
+    """Its id; None if it has no id that the service accepts."""
     last: bool
     waits: bool
-    """Whether it expects a word before its body, so that an answer without one ends all."""
+    """Whether it expects 100-continue, so a response before the body ends the connection."""
     body: bytes = b""
 
 
 @dataclass
 class Reading:
-    """What a connection was asked."""
+    """The requests of a connection."""
 
     asked: list[Asked] = field(default_factory=list)
-    """Complete requests, in their order."""
+    """Complete requests, in order."""
     begun: Asked | None = None
-    """The last one, whose head is complete and whose body is not, or cannot be read."""
+    """The last request, with a complete head and an incomplete or invalid body."""
     end: str = "clean"
-    """Why there are no more: clean, last, open (something is still to come) or refused."""
+    """Why there are no more: clean, last, open (incomplete) or refused."""
 
 
 def read(data: bytes) -> Reading:
-    """All requests in what was sent on a connection."""
+    """Parse all requests of a connection."""
     reading = Reading()
     at = 0
     try:
@@ -82,7 +81,7 @@ def _refuse_unless(true: bool) -> None:
 
 
 def _head(data: bytes, at: int) -> tuple[int, Asked, int | None]:
-    """Where the body begins, what is asked, and how long the body is; None for chunks."""
+    """Return the offset of the body, the request, and the length of the body; None for chunks."""
     begin = at
     if data[at : at + 2] == b"\r\n":
         at += 2
@@ -142,7 +141,7 @@ def _check_host(hosts: list[bytes], target: bytes, method: bytes, version: bytes
 
 
 def _lines(data: bytes, at: int) -> tuple[list[bytes], int]:
-    """The lines up to an empty one, and where what is behind it begins."""
+    """Return the lines up to an empty one, and the offset after it."""
     lines: list[bytes] = []
     while True:
         end = data.find(b"\r\n", at)

@@ -1,4 +1,4 @@
-"""Requests for the service, byte by byte."""
+"""Builds requests for the service, byte by byte."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.e2e.server import Server
 
 WISH = b'{"profile":"1g.10gb"}'
 HIDDEN = b"GET /v1/whoami HTTP/1.1\r\nhost: x\r\nx-request-id: hidden\r\n\r\n"
-"""A request in the body of another one."""
+"""A request to hide in the body of another one."""
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
 OFFERS = {
     "websocket": b"Connection: Upgrade\r\nUpgrade: websocket\r\n",
@@ -23,19 +23,19 @@ OFFERS = {
 
 
 class Sender:
-    """Writes requests that the service would answer, if they were right."""
+    """Builds requests with a valid token."""
 
     def __init__(self, server: Server) -> None:
         self.bearer = f"Authorization: Bearer {server.admin_token}\r\n".encode()
         self._sent = 0
 
     def id(self) -> str:
-        """An id for a request."""
+        """Return a new request id."""
         self._sent += 1
         return f"r{self._sent}"
 
     def get(self, id: str, path: str = "/v1/whoami", more: bytes = b"") -> bytes:
-        """A request that reads."""
+        """Build a GET request."""
         start = f"GET {path} HTTP/1.1\r\nHost: x\r\nX-Request-Id: {id}\r\n".encode()
         return start + self.bearer + more + b"\r\n"
 
@@ -48,7 +48,7 @@ class Sender:
         path: str = "/v1/allocations/dry-run",
         length: bytes | None = b"%d",
     ) -> bytes:
-        """A request with a body, by its length, another one, or none."""
+        """Build a POST request, with its true length, another one, or none."""
         start = f"POST {path} HTTP/1.1\r\nHost: x\r\nX-Request-Id: {id}\r\n".encode()
         start += self.bearer + b"Content-Type: application/json\r\n" + more
         if length is not None:
@@ -57,7 +57,7 @@ class Sender:
 
 
 class Victim:
-    """Another client, which keeps its connection for as long as it may."""
+    """Another client, with a persistent connection."""
 
     def __init__(self, sender: Sender, connect: Callable[[], Raw]) -> None:
         self._sender = sender
@@ -76,12 +76,12 @@ class Victim:
             self._raw = None
 
     def ask(self, id: str, path: str = "/v1/whoami") -> None:
-        """Ask, and be answered."""
+        """Send a request and check that the response is its own."""
         raw = self._raw = self._raw or self._connect()
         get = path != "/v1/allocations/dry-run"
         raw.send(self._sender.get(id, path) if get else self._sender.post(id))
         answer = raw.answer()
         assert answer is not None
         assert (answer.status, answer.id) == (200, id), answer
-        if answer.closes:  # a proxy serves so many requests on a connection
+        if answer.closes:  # a proxy limits the requests per connection
             self._leave()

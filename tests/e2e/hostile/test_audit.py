@@ -1,4 +1,4 @@
-"""Every entry of the journal says who asked and from where; tenants are told no addresses."""
+"""Every journal entry records the actor and the address; tenants do not see addresses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.e2e.server import PATIENCE_SECONDS, Server
 
 
 def events(server: Server, token: str, expected: int) -> str:
-    """So many events from the beginning, as a stream tells them."""
+    """Return this many events from the beginning of a stream."""
     head = (
         f"GET /v1/events?after=0 HTTP/1.1\r\nhost: service\r\nauthorization: Bearer {token}\r\n\r\n"
     )
@@ -23,14 +23,14 @@ def events(server: Server, token: str, expected: int) -> str:
 
 
 def entries(server: Server, **query: str) -> list[dict[str, Any]]:
-    """The audit log."""
+    """Return the audit log."""
     path = "&".join(f"{name}={value}" for name, value in query.items())
     status, page = server.ask("GET", f"/v1/audit?{path}")
     assert status == 200, page
     return list(page["events"])
 
 
-def test_who_and_from_where(open_server: Open) -> None:
+def test_entries_record_actor_and_address(open_server: Open) -> None:
     server = open_server("audit", settings=("proxies.trusted=127.0.0.1",))
     server.start()
     came = {"x-forwarded-for": "8.8.8.8, 192.0.2.9"}

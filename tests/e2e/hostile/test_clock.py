@@ -1,13 +1,11 @@
-"""A clock that jumps: no lease ends for it, none lasts longer, and it is told.
+"""A step of the wall clock neither ends nor extends a lease, and is reported.
 
-Real processes, with a wall clock that is set for each of them alone.
+The tests use real processes, each with its own wall clock.
 """
 
 from __future__ import annotations
 
-import http.client
 import os
-import re
 import subprocess
 import sys
 import time
@@ -17,11 +15,11 @@ from typing import Any
 
 import pytest
 from tests.e2e.hostile.wall_clock import DAY, ClockedServer
-from tests.e2e.server import PATIENCE_SECONDS, Server
-from tests.e2e.stage import verified
+from tests.e2e.scenario import verified
+from tests.e2e.server import PATIENCE_SECONDS, Server, wait_until
 from tests.postgres import the_server
 
-from slicewise.control.entries import STEP_SECONDS
+from slicewise.journal.entries import STEP_SECONDS
 from slicewise.store import open_store
 
 Open = Callable[..., ClockedServer]
@@ -30,55 +28,35 @@ NODE = {"name": "n1", "model": "A100-80GB", "gpus": 4}
 SETTINGS = ("lease.seconds=1",)
 LONG, SHORT = 3600, 1
 ABOUT = 1800
-"""No test takes so long that a step of a day looks like another."""
+"""Tolerance; no test takes long enough to confuse it with a step of a day."""
 BOTH_WAYS = pytest.mark.parametrize("step", [DAY, -DAY], ids=["ahead", "behind"])
 
 
-def wait_for(what: Callable[[], Any]) -> Any:
-    """What it is, once there is something."""
-    give_up = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < give_up:
-        if found := what():
-            return found
-        time.sleep(0.02)
-    raise AssertionError("waited too long")
-
-
 def place(server: Server, lease: float) -> str:
-    """An allocation with a lease; writing also ends whatever is over."""
+    """Place an allocation with a lease; a write also ends expired leases."""
     body = {"profile": "1g.10gb", "lease_seconds": lease}
-    status, said = server.ask("POST", "/v1/allocations", body)
-    assert status == 201, said
-    return str(said["id"])
+    status, content = server.ask("POST", "/v1/allocations", body)
+    assert status == 201, content
+    return str(content["id"])
 
 
 def state(server: Server, identity: str) -> str:
-    status, said = server.ask("GET", f"/v1/allocations/{identity}")
-    assert status == 200, said
-    return str(said["state"])
+    status, content = server.ask("GET", f"/v1/allocations/{identity}")
+    assert status == 200, content
+    return str(content["state"])
 
 
 def clock(server: Server) -> Any:
-    status, said = server.ask("GET", "/v1/clock")
-    assert status == 200, said
-    return said
+    status, content = server.ask("GET", "/v1/clock")
+    assert status == 200, content
+    return content
 
 
 def warnings(server: Server) -> list[str]:
-    said = server.readiness()
-    assert said is not None
-    assert said["ready"], said
-    return list(said["warnings"])
-
-
-def metric(server: Server, name: str) -> float:
-    connection = http.client.HTTPConnection(*server.address, timeout=PATIENCE_SECONDS)
-    connection.request("GET", "/metrics", headers={"authorization": f"Bearer {server.admin_token}"})
-    text = connection.getresponse().read().decode()
-    connection.close()
-    found = re.search(rf"^{name} (\S+)$", text, re.MULTILINE)
-    assert found, text
-    return float(found[1])
+    content = server.readiness()
+    assert content is not None
+    assert content["ready"], content
+    return list(content["warnings"])
 
 
 def logged(server: Server, what: str) -> list[str]:
@@ -86,7 +64,7 @@ def logged(server: Server, what: str) -> list[str]:
 
 
 def command(server: Server, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """What the command line says to a server."""
+    """Run a command against a server and return its output."""
     return subprocess.run(
         [sys.executable, "-m", "slicewise.cli", *arguments, "--server", server.url],
         env={**os.environ, "SLICEWISE_TOKEN": server.admin_token},
@@ -97,17 +75,17 @@ def command(server: Server, *arguments: str) -> subprocess.CompletedProcess[str]
     )
 
 
-def lasts_as_long_as_it_should(server: Server) -> None:
-    """A short lease ends, and not before its time."""
+def check_lease_duration(server: Server) -> None:
+    """Check that a short lease ends, and not too early."""
     begun = time.monotonic()
     identity = place(server, SHORT)
-    wait_for(lambda: state(server, identity) == "released")
+    wait_until(lambda: state(server, identity) == "released")
     assert time.monotonic() - begun >= SHORT - 0.05
 
 
 @pytest.fixture
 def open_server(tmp_path: Path) -> Iterator[Open]:
-    """Makes servers with wall clocks of their own, and ends them after the test."""
+    """Creates servers with their own wall clocks, and kills them after the test."""
     made: list[ClockedServer] = []
 
     def make(name: str, database: str | None = None) -> ClockedServer:
@@ -121,39 +99,39 @@ def open_server(tmp_path: Path) -> Iterator[Open]:
 
 @pytest.fixture
 def server(open_server: Open) -> ClockedServer:
-    """A server, not started."""
+    """A server that is not started."""
     return open_server("server")
 
 
 @BOTH_WAYS
-def test_a_step_is_told_and_ends_nothing(server: ClockedServer, step: float) -> None:
+def test_a_clock_step_is_reported_and_ends_no_lease(server: ClockedServer, step: float) -> None:
     server.start()
     server.ask("POST", "/v1/nodes", NODE)
     kept = place(server, LONG)
     assert warnings(server) == []
 
     server.set_clock(step)
-    (warning,) = wait_for(lambda: warnings(server))
+    (warning,) = wait_until(lambda: warnings(server))
     assert f"{DAY:.0f} seconds {'ahead of' if step > 0 else 'behind'} service time" in warning
-    lasts_as_long_as_it_should(server)
+    check_lease_duration(server)
     assert state(server, kept) == "placed"
     both = clock(server)
     assert (both["held"], round(both["step_seconds"] / DAY)) == (True, step / DAY)
-    assert metric(server, "slicewise_clock_steps_total") == 1
-    assert abs(metric(server, "slicewise_clock_step_seconds") - step) < 10
+    assert server.metric("slicewise_clock_steps_total") == 1
+    assert abs(server.metric("slicewise_clock_step_seconds") - step) < 10
 
     server.set_clock(0)
-    wait_for(lambda: not warnings(server))
-    lasts_as_long_as_it_should(server)
+    wait_until(lambda: not warnings(server))
+    check_lease_duration(server)
     assert state(server, kept) == "placed"
-    assert metric(server, "slicewise_clock_step_seconds") == 0
+    assert server.metric("slicewise_clock_step_seconds") == 0
     assert len(logged(server, "clock step held")) == len(logged(server, "clock step over")) == 1
     assert server.stop() == 0
     verified(server)
 
 
 @BOTH_WAYS
-def test_a_start_with_a_wrong_clock(server: ClockedServer, step: float) -> None:
+def test_start_with_a_wrong_clock(server: ClockedServer, step: float) -> None:
     server.start()
     server.ask("POST", "/v1/nodes", NODE)
     kept = place(server, LONG)
@@ -161,12 +139,12 @@ def test_a_start_with_a_wrong_clock(server: ClockedServer, step: float) -> None:
 
     server.set_clock(step)
     server.start()
-    wait_for(lambda: warnings(server))
-    lasts_as_long_as_it_should(server)
+    wait_until(lambda: warnings(server))
+    check_lease_duration(server)
     assert state(server, kept) == "placed"
 
-    server.set_clock(0)  # now it is known for how long the server was away
-    wait_for(lambda: not warnings(server))
+    server.set_clock(0)  # now the downtime is known
+    wait_until(lambda: not warnings(server))
     assert abs(clock(server)["step_seconds"]) < STEP_SECONDS
     assert state(server, kept) == "placed"
     assert server.stop() == 0
@@ -174,53 +152,53 @@ def test_a_start_with_a_wrong_clock(server: ClockedServer, step: float) -> None:
 
 
 @BOTH_WAYS
-def test_a_step_is_accepted_on_purpose_only(server: ClockedServer, step: float) -> None:
+def test_a_clock_step_is_accepted_only_on_command(server: ClockedServer, step: float) -> None:
     server.start()
     server.ask("POST", "/v1/nodes", NODE)
     kept = place(server, LONG)
     assert accept(server, step) == (
         409,
-        "the wall clock agrees with service time: there is no step",
+        "the wall clock agrees with service time: there is no step to accept",
     )
 
     server.set_clock(step)
-    wait_for(lambda: warnings(server))
+    wait_until(lambda: warnings(server))
     status, why = accept(server, -step)
     assert status == 409
-    assert "look again" in why
+    assert "check the clock again" in why
     accepted = command(server, "clock", "accept")
     assert accepted.returncode == 0, accepted
     assert accepted.stdout.startswith("service time "), accepted
-    wait_for(lambda: not warnings(server))
+    wait_until(lambda: not warnings(server))
     assert abs(clock(server)["step_seconds"]) < ABOUT
-    lasts_as_long_as_it_should(server)
+    check_lease_duration(server)
     if step > 0:
-        wait_for(lambda: state(server, kept) == "released")
+        wait_until(lambda: state(server, kept) == "released")
     else:
         assert state(server, kept) == "placed"
     assert [round(event["entry"]["by"] / DAY) for event in audit(server)] == [step / DAY]
 
-    server.kill()  # what was accepted is in the journal
+    server.kill()  # the accepted step is in the journal
     server.start()
     assert warnings(server) == []
     assert abs(clock(server)["step_seconds"]) < ABOUT
-    lasts_as_long_as_it_should(server)
+    check_lease_duration(server)
     assert server.stop() == 0
     verified(server)
 
 
 def accept(server: Server, step: float) -> tuple[int, str]:
-    status, said = server.ask("POST", "/v1/clock/accept", {"step_seconds": step})
-    return status, said["detail"]
+    status, content = server.ask("POST", "/v1/clock/accept", {"step_seconds": step})
+    return status, content["detail"]
 
 
 def audit(server: Server) -> list[Any]:
-    status, said = server.ask("GET", "/v1/audit?kind=clock-set")
-    assert status == 200, said
-    return list(said["events"])
+    status, content = server.ask("GET", "/v1/audit?kind=clock-set")
+    assert status == 200, content
+    return list(content["events"])
 
 
-def test_a_token_expires_by_the_wall_clock_too(server: ClockedServer) -> None:
+def test_a_token_also_expires_by_the_wall_clock(server: ClockedServer) -> None:
     server.start()
     body = {"role": "operator", "expires_in_seconds": LONG}
     status, issued = server.ask("POST", "/v1/tokens", body)
@@ -233,7 +211,7 @@ def test_a_token_expires_by_the_wall_clock_too(server: ClockedServer) -> None:
 
 
 @BOTH_WAYS
-def test_another_leader_with_another_clock(open_server: Open, step: float) -> None:
+def test_failover_to_a_leader_with_another_clock(open_server: Open, step: float) -> None:
     url = the_server().database()
     one, two = (open_server(name, url) for name in ("one", "two"))
     two.set_clock(step)
@@ -243,10 +221,10 @@ def test_another_leader_with_another_clock(open_server: Open, step: float) -> No
     two.lent_token = one.admin_token
     two.launch()
     two.wait_until_ready("following")
-    wait_for(lambda: warnings(two))  # before it matters
+    wait_until(lambda: warnings(two))  # before the failover
     one.kill()
     two.wait_until_ready("leading")
-    lasts_as_long_as_it_should(two)
+    check_lease_duration(two)
     assert state(two, kept) == "placed"
     assert round(clock(two)["step_seconds"] / DAY) == step / DAY
 
@@ -255,14 +233,14 @@ def test_another_leader_with_another_clock(open_server: Open, step: float) -> No
     two.kill()
     one.wait_until_ready("leading")
     assert warnings(one) == []
-    lasts_as_long_as_it_should(one)
+    check_lease_duration(one)
     assert state(one, kept) == "placed"
     assert one.stop() == 0
     verified(one)
 
 
 @pytest.mark.parametrize("database", ["sqlite", "postgres"])
-def test_leadership_when_the_databases_clock_was_set_back(tmp_path: Path, database: str) -> None:
+def test_leadership_after_the_database_clock_was_set_back(tmp_path: Path, database: str) -> None:
     url = the_server().database() if database == "postgres" else None
     store = open_store(tmp_path, url)
     try:

@@ -1,4 +1,4 @@
-"""A stranger that opens connections until no more can be opened closes its own, not others'."""
+"""An unauthenticated client that opens too many connections loses its own, not those of others."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 from tests.e2e.server import PATIENCE_SECONDS, Server
 
 FILES = 300
-"""How many files the server may have open."""
+"""The server's limit of open files."""
 STRANGER, TENANT = "127.0.0.3", "127.0.0.2"
-"""Addresses of this machine from which they come."""
+"""Client addresses on the loopback interface."""
 
 
 @pytest.mark.parametrize("beginning", [b"", b"POST /v1/allocations HTTP/1.1\r\nhost: x\r\n"])
-def test_a_stranger_cannot_take_all_connections(tmp_path: Path, beginning: bytes) -> None:
+def test_one_address_cannot_exhaust_the_connections(tmp_path: Path, beginning: bytes) -> None:
     server = Server(tmp_path)
     server.prefix = ["prlimit", f"--nofile={FILES}:{FILES}"]
     server.start()
@@ -37,9 +37,9 @@ def test_a_stranger_cannot_take_all_connections(tmp_path: Path, beginning: bytes
                 held = stack.enter_context(
                     socket.create_connection(server.address, PATIENCE_SECONDS, (STRANGER, 0))
                 )
-                with contextlib.suppress(OSError):  # it may have been closed already
+                with contextlib.suppress(OSError):  # it may be closed already
                     held.sendall(beginning)
-            # The connection that was open before, and a new one.
+            # The connection that was already open, and a new one.
             again = stack.enter_context(contextlib.closing(_connection(server)))
             for connection in (honest, again):
                 body = json.dumps({"profile": "1g.10gb"})

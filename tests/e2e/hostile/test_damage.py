@@ -1,4 +1,4 @@
-"""Damage: whatever happens to the database, a start serves what was written, or refuses."""
+"""Damaged databases: a start serves exactly what was written, or refuses."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.e2e.server import Server
 from tests.postgres import the_server
 from tests.store.busy import fill
 
-from slicewise.control.image import Image, image_of
 from slicewise.control.ports import DAMAGED, DamagedError, Key, StoreError
+from slicewise.control.snapshot import Snapshot, snapshot_of
 from slicewise.control.state import State
-from slicewise.control.writer import load
 from slicewise.core.errors import SlicewiseError
+from slicewise.runtime.commit_loop import load
 from slicewise.store import backup, open_store, restore, verify
 from slicewise.store.sqlite import DATABASE
 
@@ -29,19 +29,19 @@ ROWS = 300
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a service that was stopped, with images at two places of its journal."""
+    """The data folder of a stopped service, with snapshots at two positions of its journal."""
     folder = tmp_path_factory.mktemp("original")
     store = open_store(folder)
-    fill(store, ROWS, images=3)
+    fill(store, ROWS, snapshots=3)
     store.close()
     return folder
 
 
 @pytest.fixture(scope="module")
-def state(original: Path) -> Image:
-    """What it stands for."""
+def state(original: Path) -> Snapshot:
+    """The state of that folder."""
     store = open_store(original)
-    state = image_of(load(store, State()))
+    state = snapshot_of(load(store, State()))
     store.close()
     return state
 
@@ -51,11 +51,11 @@ def copied(original: Path, folder: Path) -> Path:
     return folder
 
 
-def started(folder: Path | None, database: str | None = None) -> tuple[Image, tuple[str, ...]]:
-    """What a service would serve from there, and what it would warn of."""
+def started(folder: Path | None, database: str | None = None) -> tuple[Snapshot, tuple[str, ...]]:
+    """Return the state that a service would serve from there, and its warnings."""
     store = open_store(folder, database)
     try:
-        return image_of(load(store, State())), store.warnings
+        return snapshot_of(load(store, State())), store.warnings
     finally:
         store.close()
 
@@ -71,8 +71,8 @@ def findings(folder: Path | None, database: str | None = None) -> list[str]:
 # A real service
 
 
-def test_two_bytes_of_the_last_image(tmp_path: Path) -> None:
-    """It goes on from the image before, says so, and serves what was written."""
+def test_two_changed_bytes_of_the_last_snapshot(tmp_path: Path) -> None:
+    """The service loads the previous snapshot, warns, and serves what was written."""
     server = Server(tmp_path)
     server.start()
     node = {"name": "n1", "model": "A100-80GB", "gpus": 1}
@@ -84,21 +84,21 @@ def test_two_bytes_of_the_last_image(tmp_path: Path) -> None:
     _, before = server.ask("GET", "/v1/allocations")
     server.stop()
     start = before["allocations"][0]["instances"][0]["start"]
-    old, new = (f'"start":{start}', f'"start":{4 - start}')  # a slice where it may be, but is not
+    old, new = (f'"start":{start}', f'"start":{4 - start}')  # a legal but wrong start
     change(
         server.data,
         None,
-        f"UPDATE images SET data = CAST(replace(CAST(data AS TEXT), '{old}', '{new}') AS BLOB) "
-        f"WHERE seq = (SELECT max(seq) FROM images) AND instr(data, CAST('{old}' AS BLOB))",
+        f"UPDATE snapshots SET data = CAST(replace(CAST(data AS TEXT), '{old}', '{new}') AS BLOB) "
+        f"WHERE seq = (SELECT max(seq) FROM snapshots) AND instr(data, CAST('{old}' AS BLOB))",
     )
     server.start()
     assert server.ask("GET", "/v1/allocations") == (200, before)
     ready = server.readiness()
     assert ready is not None
     assert ready["ready"]
-    assert [warning for warning in ready["warnings"] if "image at entry" in warning]
-    server.stop()  # with a new image
-    change(server.data, None, "UPDATE images SET data = substr(data, 2)")
+    assert [warning for warning in ready["warnings"] if "snapshot at entry" in warning]
+    server.stop()  # writes a new snapshot
+    change(server.data, None, "UPDATE snapshots SET data = substr(data, 2)")
     change(server.data, None, "UPDATE journal SET origin = 'elsewhere' WHERE seq = 2")
     content = (server.data / DATABASE).read_bytes()
     server.launch()
@@ -111,11 +111,11 @@ def test_two_bytes_of_the_last_image(tmp_path: Path) -> None:
     server.kill()
 
 
-# Everything that could be there
+# Systematic damage
 
 
 def flips(content: bytes) -> Iterator[tuple[int, int]]:
-    """Bits to flip: at least one on every kind of page, and the others anywhere."""
+    """Return bits to flip: at least one on every kind of page, the others at random."""
     chance = random.Random(14)
     pages: dict[int, list[int]] = {}
     for page in range(len(content) // 4096):
@@ -128,8 +128,8 @@ def flips(content: bytes) -> Iterator[tuple[int, int]]:
         yield chance.randrange(len(content)), chance.randrange(8)
 
 
-def test_flipped_bits(original: Path, state: Image, tmp_path: Path) -> None:
-    """Each start serves what was written or refuses, and `verify` sees whatever changed."""
+def test_flipped_bits(original: Path, state: Snapshot, tmp_path: Path) -> None:
+    """Each start serves what was written or refuses, and `verify` detects every change."""
     content = (original / DATABASE).read_bytes()
     before = logical(original)
     refused = served = 0
@@ -149,19 +149,19 @@ def test_flipped_bits(original: Path, state: Image, tmp_path: Path) -> None:
         (folder / DATABASE).write_bytes(damaged)
         after = logical(folder)
         if after != before:
-            with suppress(SlicewiseError):  # it cannot even be opened
+            with suppress(SlicewiseError):  # it cannot be opened
                 assert findings(folder), (at, bit)
     assert refused + served == FLIPS
     assert served
 
 
 def logical(folder: Path) -> object:
-    """All that the database holds for us, or None if it cannot be read."""
+    """Return the logical content of the database, or None if it cannot be read."""
     driver = sqlite3.connect(folder / DATABASE)
     try:
         return [
             sorted(map(repr, driver.execute(f"SELECT * FROM {table}")))
-            for table in ("journal", "answers", "images", "head", "history")
+            for table in ("journal", "answers", "snapshots", "head", "history")
         ]
     except (sqlite3.Error, UnicodeDecodeError):
         return None
@@ -170,11 +170,11 @@ def logical(folder: Path) -> object:
 
 
 DAMAGE = {
-    "an image": "UPDATE images SET chain = checksum, checksum = chain",
+    "a snapshot": "UPDATE snapshots SET chain = checksum, checksum = chain",
     "a row changed": "UPDATE journal SET actor = 'another' WHERE seq = 290",
     "a row moved in time": "UPDATE journal SET at = at + 1 WHERE seq = 290",
     "a tail cut off": "DELETE FROM journal WHERE seq > 280",
-    "the whole tail cut off": "DELETE FROM journal WHERE seq > (SELECT max(seq) FROM images)",
+    "the whole tail cut off": "DELETE FROM journal WHERE seq > (SELECT max(seq) FROM snapshots)",
     "a hole": "DELETE FROM journal WHERE seq = 290",
     "two rows swapped": "UPDATE journal SET data = (SELECT data FROM journal AS other "
     "WHERE other.seq = 581 - journal.seq) WHERE seq IN (290, 291)",
@@ -184,14 +184,14 @@ DAMAGE = {
     "an answer": "UPDATE answers SET status = 200 WHERE seq = (SELECT max(seq) FROM answers)",
     "a missing head": "UPDATE head SET seq = 299",
 }
-SERVED = {"an image", "an old row", "an answer"}
-"""What a start can do without, or does not read."""
+SERVED = {"a snapshot", "an old row", "an answer"}
+"""Damage that a start tolerates or does not read."""
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_changed_contents(
-    original: Path, state: Image, tmp_path: Path, kind: str, damage: str
+    original: Path, state: Snapshot, tmp_path: Path, kind: str, damage: str
 ) -> None:
     folder, database = place(original, tmp_path, kind)
     change(folder, database, DAMAGE[damage])
@@ -204,12 +204,14 @@ def test_changed_contents(
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_a_row_of_another_journal(original: Path, state: Image, tmp_path: Path, kind: str) -> None:
-    """The rows are alike, down to the last word, and yet do not belong here."""
+def test_a_row_of_another_history(
+    original: Path, state: Snapshot, tmp_path: Path, kind: str
+) -> None:
+    """The rows are identical in content, but belong to another history."""
     other = tmp_path / "other"
     other.mkdir()
     store = open_store(other)
-    fill(store, ROWS, images=3)  # the same rows, of another history
+    fill(store, ROWS, snapshots=3)  # the same rows in another history
     rows = [row for row in store.contents().rows() if row.seq in (290, 291)]
     store.close()
     folder, database = place(original, tmp_path, kind)
@@ -225,7 +227,7 @@ def test_a_row_of_another_journal(original: Path, state: Image, tmp_path: Path, 
 
 
 def place(original: Path, tmp_path: Path, kind: str) -> tuple[Path | None, str | None]:
-    """A copy of the original, on a database of that kind."""
+    """Copy the original to a database of this kind."""
     if kind == "sqlite":
         return copied(original, tmp_path / "copy"), None
     source = open_store(copied(original, tmp_path / "copy"))
@@ -264,7 +266,7 @@ def test_a_damaged_answer_is_not_repeated(original: Path, tmp_path: Path) -> Non
     store.close()
 
 
-def test_a_damaged_answer_is_not_carried_out_again(tmp_path: Path) -> None:
+def test_a_request_with_a_damaged_answer_is_not_carried_out_again(tmp_path: Path) -> None:
     server = Server(tmp_path)
     server.start()
     try:
@@ -276,17 +278,17 @@ def test_a_damaged_answer_is_not_carried_out_again(tmp_path: Path) -> None:
         server.stop()
         change(server.data, None, "UPDATE answers SET status = 200 WHERE key = 'k'")
         server.start()
-        status, said = server.ask("POST", "/v1/allocations", asked, headers=key)
+        status, content = server.ask("POST", "/v1/allocations", asked, headers=key)
         assert status == 500
-        assert "is damaged" in said["detail"]
+        assert "is damaged" in content["detail"]
         assert server.ask("GET", "/v1/allocations")[1]["total"] == 1
-        assert server.ask("POST", "/v1/allocations", asked)[0] == 201  # all else goes on
+        assert server.ask("POST", "/v1/allocations", asked)[0] == 201  # other requests are served
     finally:
         server.kill()
 
 
-def test_a_follower_sees_it_too(original: Path, tmp_path: Path) -> None:
-    """Rows that come later are held against those that were read before."""
+def test_a_follower_detects_damage(original: Path, tmp_path: Path) -> None:
+    """New rows are verified against those read before."""
     _, database = place(original, tmp_path, "postgresql")
     store, reader = open_store(None, database), open_store(None, database)
     rows = reader.rows(0, ROWS)
@@ -296,7 +298,7 @@ def test_a_follower_sees_it_too(original: Path, tmp_path: Path) -> None:
         database,
         f"UPDATE journal SET chain = (SELECT chain FROM journal WHERE seq = 1) WHERE seq = {ROWS}",
     )
-    with pytest.raises(StoreError, match=f"entry {ROWS} of the journal is not what it was"):
+    with pytest.raises(StoreError, match=f"entry {ROWS} of the journal has changed"):
         reader.rows(ROWS, 10)
     store.close()
     reader.close()

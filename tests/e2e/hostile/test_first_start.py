@@ -1,18 +1,16 @@
-"""An empty database is a first start only where nothing was before, or on purpose."""
+"""An empty database is a first start only if there was none before, or on command."""
 
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.e2e.server import PATIENCE_SECONDS, Server
+from tests.e2e.server import Server, run_command
 from tests.postgres import the_server
 
-from slicewise.service.beginning import MARKER
+from slicewise.server.bootstrap import MARKER
 from slicewise.store.sqlite import DATABASE
 
 
@@ -24,7 +22,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 def refused(server: Server) -> str:
-    """Let it start in vain, and return what it says."""
+    """Start a server that must fail, and return its message."""
     before = sorted(path.name for path in server.data.glob("*.db"))
     server.launch()
     assert server.wait_until_exit() == 2
@@ -32,26 +30,26 @@ def refused(server: Server) -> str:
     return server.last_lines().splitlines()[-1]
 
 
-def lived(server: Server) -> None:
+def used_before(server: Server) -> None:
     server.start()
     assert server.ask("POST", "/v1/tenants", {"name": "acme"})[0] == 201
     server.stop()
 
 
-def test_a_database_that_is_gone(server: Server) -> None:
-    lived(server)
-    server.start()  # as ever
+def test_a_lost_database_is_refused(server: Server) -> None:
+    used_before(server)
+    server.start()  # as before
     server.stop()
-    for name in (MARKER, "admin-token"):  # one trace is enough
+    for name in (MARKER, "admin-token"):  # one of the two files is enough
         aside = server.folder / name
         (server.data / name).rename(aside)
         for file in server.data.glob(f"{DATABASE}*"):
             file.rename(server.folder / file.name)
-        said = refused(server)
-        assert "its database is empty" in said
-        assert "mount the volume" in said
-        assert "restore a backup" in said
-        assert "--init" in said
+        content = refused(server)
+        assert "its database is empty" in content
+        assert "mount the volume" in content
+        assert "restore a backup" in content
+        assert "--init" in content
         aside.rename(server.data / name)
         for file in server.folder.glob(f"{DATABASE}*"):
             file.rename(server.data / file.name)
@@ -59,25 +57,25 @@ def test_a_database_that_is_gone(server: Server) -> None:
     assert "acme" in str(server.ask("GET", "/v1/tenants")[1])
 
 
-def test_a_new_history_on_purpose(server: Server) -> None:
-    lived(server)
+def test_a_new_history_on_command(server: Server) -> None:
+    used_before(server)
     for file in server.data.glob(f"{DATABASE}*"):
         file.unlink()
     server.options = ["--init"]
     server.start()
     assert "acme" not in str(server.ask("GET", "/v1/tenants")[1])
     server.stop()
-    assert "holds one already" in refused(server)
+    assert "already holds one" in refused(server)
     server.options = []
     server.start()
 
 
-def test_a_volume_that_is_not_mounted(server: Server) -> None:
-    """An empty folder tells nothing, so the settings outside of it say what is expected."""
+def test_an_unmounted_volume_is_refused(server: Server) -> None:
+    """An empty folder has no marker, so a setting outside of it states what is expected."""
     server.settings = ("require_history=true",)
     assert "for the first start, add --init" in refused(server)
     server.options = ["--init"]
-    lived(server)
+    used_before(server)
     server.options = []
     lived_there = server.data
     server.start()
@@ -89,18 +87,18 @@ def test_a_volume_that_is_not_mounted(server: Server) -> None:
     server.start()
 
 
-def test_another_database(server: Server) -> None:
-    """PostgreSQL has no folder, but the service does."""
+def test_another_database_is_refused(server: Server) -> None:
+    """With PostgreSQL, the marker is in the data folder."""
     server.database = right = the_server().database()
-    lived(server)
+    used_before(server)
     server.database = the_server().database()
     assert "its database is empty" in refused(server)
     other = Server(server.folder / "other", database=server.database)
     try:
-        lived(other)
-        said = refused(server)
-        assert "belongs to" in said
-        assert f"remove {server.data / MARKER}" in said
+        used_before(other)
+        content = refused(server)
+        assert "belongs to" in content
+        assert f"remove {server.data / MARKER}" in content
     finally:
         other.kill()
     server.database = right
@@ -108,20 +106,15 @@ def test_another_database(server: Server) -> None:
 
 
 def test_a_restored_history_is_accepted(server: Server, tmp_path: Path) -> None:
-    lived(server)
-    run("backup", "--data", server.data, tmp_path / "backup")
+    used_before(server)
+    run_command("backup", "--data", server.data, tmp_path / "backup")
     for file in server.data.glob(f"{DATABASE}*"):
         file.unlink()
-    run("restore", "--data", server.data, tmp_path / "backup")
+    run_command("restore", "--data", server.data, tmp_path / "backup")
     before = (server.data / MARKER).read_text()
     server.start()
     assert "acme" in str(server.ask("GET", "/v1/tenants")[1])
     assert (server.data / MARKER).read_text() != before
     server.stop()
     shutil.rmtree(server.data)
-    server.start()  # all of it gone: a first start like any other
-
-
-def run(*arguments: object) -> None:
-    command = [sys.executable, "-m", "slicewise.cli", *map(str, arguments)]
-    subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE_SECONDS)
+    server.start()  # everything is gone: an ordinary first start

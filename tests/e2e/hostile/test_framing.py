@@ -1,4 +1,4 @@
-"""Where a request ends: one request has one answer, however it is written and cut on its way."""
+"""Request framing: each request gets one response, however it is written or split."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def sender(server: Server) -> Sender:
     return Sender(server)
 
 
-def is_alone(sender: Sender, raw: Raw, id: str, status: int = 200) -> None:
-    """The request has its one answer, and the next one on the connection has its own."""
+def check_one_response(sender: Sender, raw: Raw, id: str, status: int = 200) -> None:
+    """Check that a request gets one response, and the next one on the connection its own."""
     answer = raw.answer()
     assert answer is not None
     assert (answer.status, answer.id) == (status, id), answer
@@ -31,7 +31,7 @@ def is_alone(sender: Sender, raw: Raw, id: str, status: int = 200) -> None:
 
 @pytest.mark.parametrize("offer", OFFERS.values(), ids=OFFERS)
 @pytest.mark.parametrize("chunked", [False, True])
-def test_a_request_that_offers_an_upgrade_is_an_ordinary_one(
+def test_an_upgrade_offer_is_ignored(
     server: Server, sender: Sender, offer: bytes, chunked: bool
 ) -> None:
     for content, status in ((WISH, 200), (HIDDEN, 400)):
@@ -46,10 +46,10 @@ def test_a_request_that_offers_an_upgrade_is_an_ordinary_one(
         for pieces in ([whole], cut(whole, [head]), cut(whole, [head, head + 5]), every(whole, 1)):
             with Raw(server.address) as raw:
                 raw.send(*pieces, pause=0.02 if len(pieces) < 4 else 0.0005)
-                is_alone(sender, raw, id, status)
+                check_one_response(sender, raw, id, status)
 
 
-def test_wherever_an_upgrade_is_cut(server: Server, sender: Sender) -> None:
+def test_an_upgrade_request_split_anywhere(server: Server, sender: Sender) -> None:
     id = sender.id()
     whole = sender.post(id, HIDDEN, OFFERS["h2c"])
     for place in range(1, len(whole)):
@@ -59,7 +59,7 @@ def test_wherever_an_upgrade_is_cut(server: Server, sender: Sender) -> None:
             assert [(a.status, a.id) for a in raw.answers()] == [(400, id), (200, "behind")], place
 
 
-def test_an_upgrade_without_a_body_and_more_behind_it(server: Server, sender: Sender) -> None:
+def test_a_request_after_an_upgrade_without_a_body(server: Server, sender: Sender) -> None:
     for offer in OFFERS.values():
         with Raw(server.address) as raw:
             raw.send(
@@ -69,11 +69,11 @@ def test_an_upgrade_without_a_body_and_more_behind_it(server: Server, sender: Se
             assert [(a.status, a.id) for a in raw.answers()] == [(200, "one"), (200, "two")]
 
 
-def test_a_client_that_offers_h2c_gets_what_it_asked_for(server: Server, sender: Sender) -> None:
+def test_an_h2c_offer_is_ignored(server: Server, sender: Sender) -> None:
     more = OFFERS["h2c"] + b"User-Agent: curl/8\r\nAccept: */*\r\n"
     with Raw(server.address) as raw:
         raw.send(sender.post("h2c", more=more, path="/v1/allocations"))
-        is_alone(sender, raw, "h2c", 201)
+        check_one_response(sender, raw, "h2c", 201)
 
 
 POST = b"POST /v1/allocations/dry-run HTTP/1.1\r\n"
@@ -130,7 +130,7 @@ AMBIGUOUS = {
     "CONNECT and a path": b"CONNECT /v1/whoami HTTP/1.1\r\n" + HOST + b"\r\n",
     "CONNECT and a URL": b"CONNECT http://x/ HTTP/1.1\r\n" + HOST + b"\r\n",
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-    # Host and what may be said once
+    # Host, and headers that may occur once
     "no host": GET + b"\r\n",
     "two hosts": GET + HOST + HOST + b"\r\n",
     "two other hosts": GET + HOST + b"host: y\r\n\r\n",
@@ -212,7 +212,7 @@ CHUNKS = {
 
 
 def assert_refused(server: Server, make: Callable[[], bytes], status: int = 400) -> None:
-    """One answer that says so, the end of the connection, and nothing behind it is answered."""
+    """Check for one error response, the end of the connection, and no further responses."""
     data = make()
     for pieces in ([data], every(data, 7)):
         if len(pieces) > 500:
@@ -227,18 +227,18 @@ def assert_refused(server: Server, make: Callable[[], bytes], status: int = 400)
 
 
 @pytest.mark.parametrize("name", AMBIGUOUS)
-def test_what_is_ambiguous_is_refused(server: Server, sender: Sender, name: str) -> None:
+def test_ambiguous_requests_are_refused(server: Server, sender: Sender, name: str) -> None:
     assert_refused(server, lambda: AMBIGUOUS[name])
 
 
 @pytest.mark.parametrize("name", CHUNKS)
-def test_chunks_that_are_ambiguous_are_refused(server: Server, sender: Sender, name: str) -> None:
-    # The body is read before the answer, and so the answer is that it cannot be read.
+def test_ambiguous_chunks_are_refused(server: Server, sender: Sender, name: str) -> None:
+    # The body is read before the response, which reports that it is invalid.
     assert_refused(server, lambda: sender.post("c", CHUNKS[name], CHUNKED, length=None))
 
 
-def test_chunks_of_a_request_that_was_answered(server: Server) -> None:
-    # The answer, which needs no body, has been sent: the end of the connection is all that follows.
+def test_invalid_chunks_after_the_response(server: Server) -> None:
+    # The response needs no body and was sent already, so only the connection can be closed.
     for bad in CHUNKS.values():
         with Raw(server.address) as raw:
             raw.send(POST + HOST + b"X-Request-Id: early\r\n" + CHUNKED + b"\r\n")
@@ -249,7 +249,7 @@ def test_chunks_of_a_request_that_was_answered(server: Server) -> None:
             assert raw.closed(), bad
 
 
-def test_what_is_odd_and_clear_is_answered(server: Server, sender: Sender) -> None:
+def test_unusual_but_unambiguous_requests_are_served(server: Server, sender: Sender) -> None:
     bearer = sender.bearer
     wish = b"Content-Type: application/json\r\n" + CHUNKED
     for data, status in (
@@ -278,7 +278,7 @@ def test_what_is_odd_and_clear_is_answered(server: Server, sender: Sender) -> No
                 assert answers[1].id == "next"
 
 
-def test_http_1_0_ends_with_its_answer(server: Server, sender: Sender) -> None:
+def test_http_1_0_closes_after_the_response(server: Server, sender: Sender) -> None:
     for more in (b"", HOST, HOST + b"Connection: keep-alive\r\n"):
         with Raw(server.address) as raw:
             raw.send(GET.replace(b"1.1", b"1.0") + sender.bearer + more + b"\r\n" + HIDDEN)
@@ -296,15 +296,15 @@ def test_http_1_0_has_no_chunks(server: Server, sender: Sender) -> None:
         assert raw.read_until(b"\n") == b"retry: 2000\n"
 
 
-def test_a_client_that_waits_before_it_sends_the_body(server: Server, sender: Sender) -> None:
+def test_expect_100_continue(server: Server, sender: Sender) -> None:
     waits = b"Expect: 100-Continue\r\n"
     whole = sender.post("w", more=waits)
     with Raw(server.address) as raw:
         raw.send(whole[: -len(WISH)])
         assert raw.read_until(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         raw.send(WISH)
-        is_alone(sender, raw, "w")
-    # Without the body its answer is the end: what comes next might be the body, or a request.
+        check_one_response(sender, raw, "w")
+    # A response before the body closes the connection: the next bytes may be the body or a request.
     for behind in (WISH, HIDDEN):
         with Raw(server.address) as raw:
             raw.send(whole.replace(sender.bearer, b"")[: -len(WISH)])
@@ -313,13 +313,13 @@ def test_a_client_that_waits_before_it_sends_the_body(server: Server, sender: Se
             assert (answer.status, answer.id, answer.closes) == (401, "w", True)
             raw.send(behind)
             assert raw.closed()
-    # One that does not wait goes on.
+    # A client that does not wait keeps its connection.
     with Raw(server.address) as raw:
         raw.send(whole)
-        is_alone(sender, raw, "w")
+        check_one_response(sender, raw, "w")
 
 
-def test_requests_in_a_row_are_answered_in_their_order(server: Server, sender: Sender) -> None:
+def test_pipelined_requests_are_answered_in_order(server: Server, sender: Sender) -> None:
     chance = random.Random(1)
     for _ in range(20):
         ids = [sender.id() for _ in range(chance.randint(2, 30))]
@@ -336,14 +336,14 @@ def test_requests_in_a_row_are_answered_in_their_order(server: Server, sender: S
             assert [answer.id for id in ids if (answer := raw.answer())] == ids
 
 
-def test_nothing_behind_the_last_request_is_answered(server: Server, sender: Sender) -> None:
+def test_nothing_after_the_last_request_is_answered(server: Server, sender: Sender) -> None:
     for last in (b"close", b"keep-alive, Close", b"x\r\nConnection: close"):
         with Raw(server.address) as raw:
             raw.send(sender.post("l", more=b"Connection: " + last + b"\r\n") + HIDDEN * 3)
             assert [(a.status, a.id) for a in raw.answers()] == [(200, "l")]
 
 
-def test_a_refusal_waits_for_the_answers_before_it(server: Server, sender: Sender) -> None:
+def test_a_refusal_comes_after_earlier_responses(server: Server, sender: Sender) -> None:
     for bad in (AMBIGUOUS["folded header"], AMBIGUOUS["bare line feeds"], b"\0"):
         row = b"".join(sender.post(f"p{n}", path="/v1/allocations") for n in range(5))
         with Raw(server.address) as raw:
@@ -353,21 +353,21 @@ def test_a_refusal_waits_for_the_answers_before_it(server: Server, sender: Sende
             assert [a.status for a in answers] == [201] * 5 + [400]
 
 
-def test_a_body_that_is_encoded_is_not_taken_as_plain(server: Server, sender: Sender) -> None:
+def test_an_encoded_body_is_refused(server: Server, sender: Sender) -> None:
     for encoding in (b"gzip", b"br", b"identity, gzip", b"x"):
         with Raw(server.address) as raw:
             raw.send(sender.post("e", more=b"Content-Encoding: " + encoding + b"\r\n"))
-            is_alone(sender, raw, "e", 415)
+            check_one_response(sender, raw, "e", 415)
     with Raw(server.address) as raw:
         raw.send(sender.post("e", more=b"Content-Encoding: Identity\r\n"))
-        is_alone(sender, raw, "e")
+        check_one_response(sender, raw, "e")
     twice = sender.post("t").replace(b"application/json", b"application/json; a=b, text/plain")
     with Raw(server.address) as raw:
         raw.send(twice)
-        is_alone(sender, raw, "t", 415)
+        check_one_response(sender, raw, "t", 415)
 
 
-def test_a_connection_ends_with_a_refusal_whatever_more_is_sent(server: Server) -> None:
+def test_a_refusal_closes_the_connection_while_more_is_sent(server: Server) -> None:
     def send_on(raw: socket.socket) -> None:
         give_up = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < give_up:
@@ -385,37 +385,23 @@ def test_a_connection_ends_with_a_refusal_whatever_more_is_sent(server: Server) 
 def test_too_many_headers(server: Server, sender: Sender) -> None:
     with Raw(server.address) as raw:
         raw.send(sender.get("many", more=b"a: b\r\n" * 120))
-        is_alone(sender, raw, "many")
+        check_one_response(sender, raw, "many")
     assert_refused(server, lambda: sender.get("more", more=b"a: b\r\n" * 200), 431)
 
 
-def metric(server: Server, name: str) -> int:
-    """What the service says of itself."""
-    with Raw(server.address) as raw:
-        raw.send(Sender(server).get("m", "/metrics", b"Connection: close\r\n"))
-        answer = raw.answer()
-        assert answer is not None
-        for line in answer.body.decode().splitlines():
-            if line.startswith(f"{name} "):
-                return int(float(line.split()[1]))
-    raise AssertionError("no such metric")
-
-
 def test_refusals_are_counted_and_logged(server: Server) -> None:
-    before = metric(server, "slicewise_malformed_requests_total")
+    before = server.metric("slicewise_malformed_requests_total")
     assert_refused(server, lambda: AMBIGUOUS["no host"])
-    assert metric(server, "slicewise_malformed_requests_total") == before + 2
+    assert server.metric("slicewise_malformed_requests_total") == before + 2
     assert "malformed requests refused" in server.log.read_text()
 
 
 def streams(server: Server) -> int:
-    """How many event streams are open."""
-    return metric(server, "slicewise_event_streams")
+    """Return the number of open event streams."""
+    return int(server.metric("slicewise_event_streams"))
 
 
-def test_a_stream_ends_with_its_client_whatever_was_asked_behind_it(
-    server: Server, sender: Sender
-) -> None:
+def test_a_stream_ends_when_its_client_disconnects(server: Server, sender: Sender) -> None:
     for _ in range(5):
         with Raw(server.address) as raw:
             raw.send(sender.get("s", "/v1/events"), sender.get("behind") * 10)
@@ -427,7 +413,7 @@ def test_a_stream_ends_with_its_client_whatever_was_asked_behind_it(
     assert streams(server) == 0
 
 
-def test_requests_behind_a_stream_are_not_taken_in_without_end(
+def test_requests_behind_a_stream_are_buffered_up_to_a_limit(
     server: Server, sender: Sender
 ) -> None:
     before = server.resident_bytes
@@ -440,9 +426,7 @@ def test_requests_behind_a_stream_are_not_taken_in_without_end(
     assert server.resident_bytes - before < 1 << 25
 
 
-def test_the_rest_of_a_body_that_is_refused_is_not_read_without_end(
-    server: Server, sender: Sender
-) -> None:
+def test_the_rest_of_a_refused_body_is_read_up_to_a_limit(server: Server, sender: Sender) -> None:
     head = sender.post("large", b"", length=b"9999999999")
     with Raw(server.address) as raw:
         raw.send(head)

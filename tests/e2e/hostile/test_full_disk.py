@@ -1,4 +1,4 @@
-"""A start on a full disk: one line that says why the process ends, and promises nothing else."""
+"""A start on a full disk fails with one line that states the cause."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from tests.e2e.server import Server
 from tests.e2e.small_disk import SmallDisk, fill
 
 
-def test_a_start_on_a_full_disk_does_not_say_that_it_goes_on(
-    tmp_path: Path, small_disk: SmallDisk
-) -> None:
+def test_a_start_on_a_full_disk_states_the_cause(tmp_path: Path, small_disk: SmallDisk) -> None:
     server = Server(tmp_path / "server")
     small_disk.put(server)
     server.start()

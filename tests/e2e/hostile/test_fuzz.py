@@ -1,4 +1,4 @@
-"""One request, at most one answer, never another's: thousands of made-up connections."""
+"""Thousands of generated connections: each request gets at most one response, its own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FIRST = int(os.environ.get("SLICEWISE_FUZZ_FIRST", "0"))
 VICTIM_EVERY = 5
 
 
-def test_one_request_has_at_most_one_answer(server: Server, seed: int, tell: Tell) -> None:
+def test_each_request_gets_at_most_one_response(server: Server, seed: int, tell: Tell) -> None:
     sender = Sender(server)
     fuzzer = Fuzzer(sender, seed)
     sent, number, answered, refused = 0, FIRST, 0, 0
@@ -31,10 +31,12 @@ def test_one_request_has_at_most_one_answer(server: Server, seed: int, tell: Tel
                 if number % VICTIM_EVERY == 0:
                     victim.ask(f"victim-{number}")
                 try:
-                    answers = heard(raw, reading)
+                    answers = responses(raw, reading)
                     check(reading, answers)
                 except (AnswerError, AssertionError, TimeoutError) as error:
-                    raise AssertionError(how(conversation, reading, seed, error)) from error
+                    raise AssertionError(
+                        reproduction(conversation, reading, seed, error)
+                    ) from error
             sent += conversation.messages
             number += 1
             answered += len(answers)
@@ -43,16 +45,16 @@ def test_one_request_has_at_most_one_answer(server: Server, seed: int, tell: Tel
     tell(f"{sent} messages on {number - FIRST} connections: {answered} answers, {refused} refusals")
 
 
-def how(conversation: Conversation, reading: Reading, seed: int, error: Exception) -> str:
-    """What is needed to see it again."""
+def reproduction(conversation: Conversation, reading: Reading, seed: int, error: Exception) -> str:
+    """Return what is needed to reproduce a failure."""
     return (
         f"{error}\nagain: SLICEWISE_E2E_SEED={seed} SLICEWISE_FUZZ_FIRST={conversation.number} "
         f"SLICEWISE_FUZZ_MESSAGES=1\nsent: {conversation.pieces!r}\nread as: {reading}"
     )
 
 
-def heard(raw: Raw, reading: Reading) -> list[Answer]:
-    """Every answer on the connection, up to its end."""
+def responses(raw: Raw, reading: Reading) -> list[Answer]:
+    """Return all responses until the end of the connection."""
     methods = [asked.method for asked in (*reading.asked, *filter(None, [reading.begun]))]
     answers: list[Answer] = []
 
@@ -65,7 +67,7 @@ def heard(raw: Raw, reading: Reading) -> list[Answer]:
             answers.append(answer)
 
     if reading.end == "open":
-        # The service waits for more, unless it has seen already that this is no request.
+        # The service waits for more, unless the bytes are invalid already.
         listen(len(reading.asked))
         raw.done()
     listen()
@@ -73,9 +75,9 @@ def heard(raw: Raw, reading: Reading) -> list[Answer]:
 
 
 def check(reading: Reading, answers: list[Answer]) -> None:
-    """Each complete request has its own answer, and behind them there is one more at most."""
+    """Check that each complete request has its own response, followed by at most one more."""
     for number, (asked, answer) in enumerate(zip(reading.asked, answers, strict=False)):
-        assert_its(asked, answer)
+        check_own_response(asked, answer)
         if asked.waits and answer.closes:
             assert len(answers) == number + 1, answers
             return
@@ -91,39 +93,39 @@ def check(reading: Reading, answers: list[Answer]) -> None:
         if reading.begun is None:
             assert is_refusal(answer), answer
         elif not is_refusal(answer):
-            assert_its(reading.begun, answer)
+            check_own_response(reading.begun, answer)
 
 
-def assert_its(asked: Asked, answer: Answer) -> None:
+def check_own_response(asked: Asked, answer: Answer) -> None:
     assert not is_refusal(answer), answer
     path = asked.target.split(b"?")[0]
     if asked.id is not None and (path.startswith(b"/v1/") or path in (b"/healthz", b"/readyz")):
         assert answer.id == asked.id, answer
-    else:  # a page has an id of its own, or none
+    else:  # a page has its own id, or none
         assert answer.id == asked.id or "." not in answer.id, answer
 
 
 def is_refusal(answer: Answer) -> bool:
-    """Whether this refuses what could not be read."""
+    """Return whether a response refuses unreadable bytes."""
     return answer.status in (400, 431) and answer.closes and not answer.id
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_another_reader_reads_the_same(server: Server, seed: int, number: int) -> None:
-    """What is accepted means the same to h11, or nothing."""
+def test_h11_parses_the_same_requests(server: Server, seed: int, number: int) -> None:
+    """h11 parses accepted requests the same way, or refuses them."""
     fuzzer = Fuzzer(Sender(server), seed + number)
     alike = 0
     for one in range(max(10, MESSAGES // 16)):
         conversation = fuzzer.conversation(one)
         expected = [(a.method, a.target, a.body) for a in read(conversation.data).asked]
-        found = as_h11_reads(conversation.data, len(expected))
+        found = parse_with_h11(conversation.data, len(expected))
         assert found == expected[: len(found)], (seed + number, one, conversation.data)
         alike += len(found)
     assert alike
 
 
-def as_h11_reads(data: bytes, count: int) -> list[tuple[str, bytes, bytes]]:
-    """Up to so many requests of a connection: method, target, body."""
+def parse_with_h11(data: bytes, count: int) -> list[tuple[str, bytes, bytes]]:
+    """Parse up to this many requests with h11: method, target, body."""
     connection = h11.Connection(h11.SERVER, max_incomplete_event_size=1 << 20)
     connection.receive_data(data)
     found: list[tuple[str, bytes, bytes]] = []
@@ -139,6 +141,6 @@ def as_h11_reads(data: bytes, count: int) -> list[tuple[str, bytes, bytes]]:
             connection.send(h11.Response(status_code=200, headers=[("content-length", "0")]))
             connection.send(h11.EndOfMessage())
             connection.start_next_cycle()
-    except h11.ProtocolError:  # it refuses this, or the connection ends with it
+    except h11.ProtocolError:  # h11 refuses it, or the connection ends
         pass
     return found

@@ -1,4 +1,4 @@
-"""Ids of allocations: nothing tells another tenant's from one that never was."""
+"""Allocation ids: another tenant's id is indistinguishable from one that never existed."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.service.house import House
+from tests.server.harness import Harness
 
-from slicewise.control.memory import MemoryStore
+from slicewise.store.memory import MemoryStore
 
 METHODS = ("GET", "DELETE", "DELETE with a key")
 
 
 class Looks(list[dict[str, Any]]):
-    """What the store was asked for."""
+    """Counts the reads of the store."""
 
 
 @pytest.fixture
-def busy(tmp_path: Path) -> Iterator[House]:
+def busy(tmp_path: Path) -> Iterator[Harness]:
     """A service with a node of two GPUs."""
-    house = House(tmp_path)
-    house.node()
-    yield house
-    house.close()
+    harness = Harness(tmp_path)
+    harness.node()
+    yield harness
+    harness.close()
 
 
 @pytest.fixture
-def looks(busy: House, monkeypatch: pytest.MonkeyPatch) -> Looks:
+def looks(busy: Harness, monkeypatch: pytest.MonkeyPatch) -> Looks:
     seen = Looks()
     history = MemoryStore.history
 
@@ -41,20 +41,24 @@ def looks(busy: House, monkeypatch: pytest.MonkeyPatch) -> Looks:
     return seen
 
 
-def ask(house: House, method: str, identity: str, token: str, key: str) -> httpx.Response:
+def ask(harness: Harness, method: str, identity: str, token: str, key: str) -> httpx.Response:
     verb, _, keyed = method.partition(" ")
-    return house.call(verb, f"/v1/allocations/{identity}", token=token, key=key if keyed else None)
+    return harness.call(
+        verb, f"/v1/allocations/{identity}", token=token, key=key if keyed else None
+    )
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_same_is_done_for_anothers_as_for_none(busy: House, looks: Looks, method: str) -> None:
+def test_a_foreign_id_costs_the_same_as_a_missing_one(
+    busy: Harness, looks: Looks, method: str
+) -> None:
     mine, other = busy.tenant("acme"), busy.tenant("other")
     living = busy.place(token=mine)["id"]
     ended = busy.place(token=mine)["id"]
     busy.delete(f"/v1/allocations/{ended}", token=mine)
     never = "a" + "2" * (len(living) - 1)
     done = []
-    ask(busy, method, never, other, "first")  # what is looked up once is known by now
+    ask(busy, method, never, other, "first")  # fill the caches
     for identity in (never, living, ended):
         looks.clear()
         answer = ask(busy, method, identity, other, f"for-{identity}")
@@ -66,14 +70,14 @@ def test_the_same_is_done_for_anothers_as_for_none(busy: House, looks: Looks, me
     assert busy.get(f"/v1/allocations/{living}", token=mine).json()["state"] == "placed"
 
 
-def test_a_release_sent_again_says_so_however_it_ended(busy: House) -> None:
+def test_a_repeated_release_gets_the_same_answer_however_it_ended(busy: Harness) -> None:
     token = busy.tenant("acme")
     released, over = (busy.place(token=token, lease_seconds=60)["id"] for _ in range(2))
     busy.clock.now += 59
     answers = [ask(busy, METHODS[2], released, token, "one") for _ in range(2)]
     busy.clock.now += 2
     busy.get("/v1/whoami")
-    busy.delete(f"/v1/allocations/{over}", token=token)  # its lease has ended it, or this did
+    busy.delete(f"/v1/allocations/{over}", token=token)  # ended by its lease, or by this
     answers += [ask(busy, METHODS[2], over, token, "two") for _ in range(2)]
     for first, again in (answers[:2], answers[2:]):
         assert (first.status_code, again.status_code) == (200, 200)

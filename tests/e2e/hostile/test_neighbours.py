@@ -1,4 +1,4 @@
-"""What one tenant asks for costs other tenants next to nothing: turns, and limits by tenant."""
+"""One tenant's load costs other tenants almost nothing: fair turns, and limits per tenant."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.e2e.server import PATIENCE_SECONDS, Server
 
 ALLOCATIONS = 6000
 FLOOD = 150
-"""Connections of the tenant that floods."""
+"""Connections of the flooding tenant."""
 
 
 @pytest.fixture(scope="module")
@@ -25,14 +25,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     )
     made.start()
     try:
-        furnish(made)
+        populate(made)
         yield made
     finally:
         made.kill()
 
 
-def furnish(server: Server) -> None:
-    """Nodes, two tenants, and the allocations of one of them."""
+def populate(server: Server) -> None:
+    """Register nodes and two tenants, and place the allocations of one of them."""
     for name in ("busy", "quiet"):
         assert server.ask("POST", "/v1/tenants", {"name": name})[0] == 201
     for number in range(64):
@@ -40,20 +40,18 @@ def furnish(server: Server) -> None:
         assert server.ask("POST", "/v1/nodes", node)[0] == 201
     some = [{"profile": "1g.10gb", "tenant": "busy", "labels": {"x": "z"}} for _ in range(100)]
     for _ in range(ALLOCATIONS // 100):
-        status, said = server.ask("POST", "/v1/allocations/batch", {"allocations": some})
-        assert status == 201, said
+        status, content = server.ask("POST", "/v1/allocations/batch", {"allocations": some})
+        assert status == 201, content
 
 
 def token_of(server: Server, tenant: str) -> str:
-    """A token of a tenant."""
-    status, said = server.ask("POST", "/v1/tokens", {"role": "tenant", "tenant": tenant})
-    assert status == 201
-    token: str = said["token"]
+    """Issue a token of a tenant."""
+    token: str = server.issue_token(role="tenant", tenant=tenant)["token"]
     return token
 
 
 def message(method: str, path: str, token: str, body: bytes = b"", length: int = -1) -> bytes:
-    """A request as it goes over the wire."""
+    """Encode an HTTP request."""
     head = f"{method} {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\n"
     if body:
         length = len(body) if length < 0 else length
@@ -62,7 +60,7 @@ def message(method: str, path: str, token: str, body: bytes = b"", length: int =
 
 
 def status_of(connection: socket.socket) -> int:
-    """The status of the next answer."""
+    """Read the status of the next response."""
     data = b""
     while b"\r\n" not in data:
         piece = connection.recv(4096)
@@ -73,7 +71,7 @@ def status_of(connection: socket.socket) -> int:
 
 @contextlib.contextmanager
 def connections(server: Server, count: int) -> Iterator[list[socket.socket]]:
-    """Connections to a server."""
+    """Open connections to a server."""
     with contextlib.ExitStack() as stack:
         yield [
             stack.enter_context(socket.create_connection(server.address, PATIENCE_SECONDS))
@@ -82,7 +80,7 @@ def connections(server: Server, count: int) -> Iterator[list[socket.socket]]:
 
 
 def settle(server: Server, path: str, token: str) -> None:
-    """Wait until what the test before left unread has been given up."""
+    """Wait until the requests of the previous test have ended."""
     give_up = time.monotonic() + PATIENCE_SECONDS
     while (status := server.ask("GET", path, token=token)[0]) == 429:
         assert time.monotonic() < give_up
@@ -100,9 +98,9 @@ def settle(server: Server, path: str, token: str) -> None:
     ],
 )
 def test_a_write_overtakes_another_tenants_reads(server: Server, path: str) -> None:
-    """The reads were all there before the write came, and most are not answered when it is.
+    """The reads arrive before the write, and most of them are still unanswered when it is answered.
 
-    Who is answered first does not depend on how fast the machine is.
+    The order does not depend on the speed of the machine.
     """
     busy, quiet = token_of(server, "busy"), token_of(server, "quiet")
     settle(server, path.format(number=0), busy)
@@ -128,8 +126,8 @@ def test_a_write_overtakes_another_tenants_reads(server: Server, path: str) -> N
     assert answered < FLOOD / 2, f"{answered} of {FLOOD} reads were answered before the write"
 
 
-def test_what_is_not_read_costs_no_memory(server: Server) -> None:
-    """Answers of 6 MB each: more than the system keeps for a connection."""
+def test_unread_responses_use_no_memory(server: Server) -> None:
+    """Each response has 6 MB, more than the kernel buffers for a connection."""
     busy, quiet = token_of(server, "busy"), token_of(server, "quiet")
     settle(server, "/v1/cluster?gpus=true", busy)
     before = server.resident_bytes
@@ -138,12 +136,12 @@ def test_what_is_not_read_costs_no_memory(server: Server) -> None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             connection.sendall(message("GET", "/v1/cluster?gpus=true", busy))
         for connection in unread:
-            connection.recv(1, socket.MSG_PEEK)  # all of them have been answered, as far as it goes
+            connection.recv(1, socket.MSG_PEEK)  # all responses have started
         assert server.ask("GET", "/v1/cluster?gpus=true", token=quiet)[0] == 200
         assert server.resident_bytes - before < 120 << 20
 
 
-def test_a_tenant_has_so_many_requests_in_flight_and_no_more(tmp_path: Path) -> None:
+def test_requests_in_flight_are_limited_per_tenant(tmp_path: Path) -> None:
     server = Server(tmp_path, settings=("limits.requests_in_flight=5",))
     server.start()
     try:
@@ -157,7 +155,7 @@ def test_a_tenant_has_so_many_requests_in_flight_and_no_more(tmp_path: Path) -> 
         with connections(server, 5) as slow, connections(server, 2) as (more, other):
             for connection in slow:
                 connection.sendall(begun)
-            # The sixth is refused once the five have arrived.
+            # The sixth request is refused once the other five have arrived.
             for _ in range(1000):
                 more.sendall(message("GET", "/v1/whoami", busy))
                 status = status_of(more)
@@ -177,7 +175,7 @@ def test_a_tenant_has_so_many_requests_in_flight_and_no_more(tmp_path: Path) -> 
 
 
 def drain(connection: socket.socket) -> None:
-    """Read what has come of an answer beyond its status."""
+    """Read the available bytes of a response."""
     connection.setblocking(False)
     with contextlib.suppress(BlockingIOError):
         while connection.recv(4096):
@@ -185,19 +183,18 @@ def drain(connection: socket.socket) -> None:
     connection.settimeout(PATIENCE_SECONDS)
 
 
-def test_one_tenants_streams_are_not_woken_by_anothers_work(server: Server) -> None:
-    """And a token that is revoked ends its streams although nothing concerned them."""
-    status, said = server.ask("POST", "/v1/tokens", {"role": "tenant", "tenant": "busy"})
-    assert status == 201
+def test_a_tenants_streams_are_not_triggered_by_other_tenants(server: Server) -> None:
+    """Revoking a token still ends its streams, even if no event concerns them."""
+    token = server.issue_token(role="tenant", tenant="busy")
     quiet = token_of(server, "quiet")
     with connections(server, 1) as (stream,):
-        stream.sendall(message("GET", "/v1/events", said["token"]))
+        stream.sendall(message("GET", "/v1/events", token["token"]))
         data = b""
         while b"retry: 2000" not in data:
             data += stream.recv(4096)
         body = {"profile": "1g.10gb"}
         assert server.ask("POST", "/v1/allocations", body, token=quiet)[0] == 201
-        assert server.ask("DELETE", f"/v1/tokens/{said['id']}")[0] == 200
+        assert server.ask("DELETE", f"/v1/tokens/{token['id']}")[0] == 200
         rest = b""
         while not rest.endswith(b"0\r\n\r\n"):
             piece = stream.recv(4096)

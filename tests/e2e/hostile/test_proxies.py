@@ -1,4 +1,4 @@
-"""Behind real proxies: clients share connections to the service, and get their own answers."""
+"""Behind real proxies, which share connections, each client gets its own responses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WEBSOCKETS = (
         "proxy_set_header Upgrade $http_upgrade;\n"
         "    proxy_set_header Connection $connection_upgrade;",
     ),
-    # The fewer connections, the sooner a victim has that of the attacker.
+    # With few connections, a victim soon gets that of the attacker.
     ("keepalive 32", "keepalive 1"),
 )
 UNBUFFERED = (
@@ -41,7 +41,7 @@ SHARED = ("option httpchk GET /readyz", "http-reuse always\n    option httpchk G
 
 
 class Case(NamedTuple):
-    """A proxy and how its configuration differs from the manual's."""
+    """A proxy, and the differences of its configuration from the documented one."""
 
     kind: str
     changes: tuple[tuple[str, str], ...] = ()
@@ -79,10 +79,10 @@ def sender(server: Server) -> Sender:
 
 
 def attacks(sender: Sender) -> list[Callable[[str], tuple[bytes, bytes]]]:
-    """Each makes the head of a request with this id, and what follows a little later.
+    """Return functions that build the head of a request with an id, and the part sent later.
 
-    The request in the body takes a while to be answered, since it is written to disk. By then a
-    victim may have the connection.
+    The hidden request takes a while, because it is written to disk. By then a victim may have the
+    connection.
     """
     slow = sender.post("hidden", WISH, path="/v1/allocations")
 
@@ -107,7 +107,7 @@ def attacks(sender: Sender) -> list[Callable[[str], tuple[bytes, bytes]]]:
 
     return [
         *[sized(offer, slow) for offer in OFFERS.values()],
-        # So long that a proxy which buffers sends it behind the head. Some readers skip the lines.
+        # Long enough that a buffering proxy sends it after the head. Some parsers skip such lines.
         *[sized(OFFERS["websocket"], b"\r\n" * n + slow) for n in (2_000, 10_000, 30_000)],
         sized(OFFERS["websocket"] + b"Expect: 100-continue\r\n", slow),
         chunked,
@@ -116,7 +116,7 @@ def attacks(sender: Sender) -> list[Callable[[str], tuple[bytes, bytes]]]:
     ]
 
 
-def test_every_client_gets_its_own_answers(proxy: Proxy, sender: Sender) -> None:
+def test_every_client_gets_its_own_responses(proxy: Proxy, sender: Sender) -> None:
     chance = random.Random(1)
     kinds = attacks(sender)
     paths = ("/v1/whoami", "/v1/nodes", "/healthz", "/v1/allocations/dry-run")
@@ -130,10 +130,10 @@ def test_every_client_gets_its_own_answers(proxy: Proxy, sender: Sender) -> None
                     victim.ask(f"victim-{number}-{place}", chance.choice(paths))
 
 
-def test_whatever_is_sent_a_client_gets_its_own_answers(
+def test_fuzzed_requests_do_not_affect_other_clients(
     proxy: Proxy, sender: Sender, seed: int
 ) -> None:
-    """Proxies read some messages otherwise; what they make of them is the sender's alone."""
+    """Proxies parse some messages differently; only the sender may be affected."""
     fuzzer = Fuzzer(sender, seed)
     answered = 0
     with Victim(sender, proxy.connect) as victim:
@@ -143,11 +143,11 @@ def test_whatever_is_sent_a_client_gets_its_own_answers(
                 attacker.wait_no_longer_than(0.05)
                 attacker.send(*conversation.pieces, pause=conversation.pause)
                 victim.ask(f"victim-{number}")
-                # A proxy that waits for more is left alone.
+                # Do not wait for a proxy that expects more bytes.
                 with suppress(TimeoutError, AnswerError):
                     while (answer := attacker.answer()) is not None:
                         answered += 1
-                        # What was changed may be the id, and some answers have another one.
+                        # The mutation may have changed the id, and some responses have another one.
                         its = rf"(?<![\w.-]){re.escape(answer.id)}(?![\w.-])".encode()
                         own = "." not in answer.id or re.search(its, conversation.data)
                         assert own, (seed, conversation, answer)
@@ -155,7 +155,7 @@ def test_whatever_is_sent_a_client_gets_its_own_answers(
     assert answered
 
 
-def test_a_client_that_offers_h2c_gets_what_it_asked_for(proxy: Proxy, sender: Sender) -> None:
+def test_an_h2c_offer_is_ignored(proxy: Proxy, sender: Sender) -> None:
     for number in range(5):
         with proxy.connect() as raw:
             id = f"h2c-{number}"
@@ -165,7 +165,7 @@ def test_a_client_that_offers_h2c_gets_what_it_asked_for(proxy: Proxy, sender: S
             assert (answer.status, answer.id) == (201, id)
 
 
-def test_events_come_as_they_happen(proxy: Proxy, sender: Sender) -> None:
+def test_events_are_not_buffered(proxy: Proxy, sender: Sender) -> None:
     with proxy.connect() as stream, proxy.connect() as raw:
         stream.send(sender.get("stream", "/v1/events"))
         stream.read_until(b"retry")
@@ -180,11 +180,11 @@ def test_events_come_as_they_happen(proxy: Proxy, sender: Sender) -> None:
 
 
 @pytest.mark.parametrize("kind", ["nginx", "haproxy"])
-def test_the_address_of_the_client_is_overwritten(kind: str, tmp_path: Path) -> None:
+def test_a_forged_client_address_is_overwritten(kind: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as service:
         proxy = Proxy(kind, documented(kind), tmp_path, service.getsockname())
         try:
-            head = as_service_hears(service, proxy)
+            head = forwarded_head(service, proxy)
         finally:
             proxy.stop()
     lines = head.decode().lower().split("\r\n")
@@ -195,8 +195,8 @@ def test_the_address_of_the_client_is_overwritten(kind: str, tmp_path: Path) -> 
     assert "6.6.6.6" not in head.decode()
 
 
-def as_service_hears(service: socket.socket, proxy: Proxy) -> bytes:
-    """The head of a client's request as the proxy passes it on, by a service that says 200."""
+def forwarded_head(service: socket.socket, proxy: Proxy) -> bytes:
+    """Return the head of a client's request as the proxy forwards it to a stub service."""
     service.settimeout(PATIENCE_SECONDS)
     heads: list[bytes] = []
 
@@ -226,9 +226,9 @@ def as_service_hears(service: socket.socket, proxy: Proxy) -> bytes:
     return heads[-1]
 
 
-def test_large_bodies_and_refusals_pass(proxy: Proxy, sender: Sender) -> None:
+def test_large_bodies_and_errors_are_forwarded(proxy: Proxy, sender: Sender) -> None:
     for number, (size, status) in enumerate(((30_000, 200), (60_000, 200), (70_000, 413)) * 3):
-        # A proxy may end the connection after an answer that came before the end of the body.
+        # A proxy may close the connection after a response that precedes the end of the body.
         with proxy.connect() as raw:
             raw.send(sender.post(f"large-{number}", WISH + b" " * size))
             answer = raw.answer()

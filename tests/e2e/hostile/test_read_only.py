@@ -1,4 +1,4 @@
-"""`verify` and `backup` read a volume that is mounted read-only, and leave it as it is."""
+"""`verify` and `backup` work on a read-only volume and do not change it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOUNT = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"'
 
 @pytest.fixture(params=["stopped", "killed"])
 def data(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """The folder of a service that ended in order, or left a log behind."""
+    """The data folder of a service that stopped cleanly, or was killed and left a log."""
     server = Server(tmp_path / "server")
     server.start()
     assert server.ask("POST", "/v1/tenants", {"name": "acme"})[0] == 201
@@ -46,7 +46,7 @@ def contents(data: Path) -> dict[str, bytes]:
 
 
 def check(file: Path) -> None:
-    """All that was acknowledged is in the backup."""
+    """Check that the backup has every acknowledged write."""
     with open_backup(file) as backup:
         report = verify(backup)
     assert report.clean
@@ -86,13 +86,15 @@ with open_contents(data) as contents:
 
 
 def test_a_folder_of_another_owner(data: Path) -> None:
-    """A user who may only read it can verify it and take a backup."""
-    with tempfile.TemporaryDirectory() as name:  # other users cannot reach the folders of tests
+    """A user with read access can verify it and take a backup."""
+    with (
+        tempfile.TemporaryDirectory() as name
+    ):  # pytest's folders are not accessible to other users
         folder, user = Path(name), os.getuid()
         there, out = folder / "data", folder / "out"
         there.mkdir()
         for path in data.iterdir():
-            if path.is_file():  # one that was killed leaves a socket behind
+            if path.is_file():  # a killed service leaves a socket
                 shutil.copy(path, there)
         out.mkdir()
         if user == 0:

@@ -1,25 +1,23 @@
-"""Retention: old entries leave the journal by way of the archive, and nothing else is lost."""
+"""Retention: old entries move to the archive, and nothing else is lost."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.e2e.server import PATIENCE_SECONDS, Server
+from tests.e2e.server import Server, run_command, wait_until
 from tests.postgres import the_server
 from tests.store.busy import START, Busy, fill
 
-from slicewise.control.entries import Ended
-from slicewise.control.image import image_of
 from slicewise.control.ports import FencedError
+from slicewise.control.snapshot import snapshot_of
 from slicewise.control.state import State
-from slicewise.control.writer import load
 from slicewise.core.errors import SlicewiseError
+from slicewise.journal.entries import Ended
+from slicewise.runtime.commit_loop import load
 from slicewise.store import backup, open_store, restore, verify
 from slicewise.store.archive import ArchivedContents
 from slicewise.store.sql import SqlStore
@@ -39,8 +37,8 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SqlStore]:
 
 
 def filled(store: SqlStore) -> tuple[Busy, int]:
-    """A store with images at two places, and an epoch to go on with."""
-    busy = fill(store, ROWS, images=3)
+    """Fill a store with snapshots at two positions, and return an epoch to write with."""
+    busy = fill(store, ROWS, snapshots=3)
     epoch = store.lead("test", "", 60)
     assert epoch is not None
     return busy, epoch
@@ -50,42 +48,42 @@ def prune(store: SqlStore, epoch: int, before: float, archive: Path | None = Non
     return sum(iter(lambda: store.prune(epoch, before, archive), 0))
 
 
-def oldest_image(store: SqlStore) -> int:
-    return next(store.contents().images()).seq
+def oldest_snapshot(store: SqlStore) -> int:
+    return next(store.contents().snapshots()).seq
 
 
-def test_nothing_a_start_needs_is_taken(store: SqlStore, tmp_path: Path) -> None:
+def test_entries_needed_for_a_start_are_kept(store: SqlStore, tmp_path: Path) -> None:
     busy, epoch = filled(store)
-    state = image_of(busy.office.state)
-    assert prune(store, epoch, START) == 0  # nothing is that old
-    assert prune(store, epoch, START + 1e9, tmp_path / "archive") == oldest_image(store)
-    assert store.span().base == oldest_image(store)
-    assert image_of(load(store, State())) == state
+    state = snapshot_of(busy.office.state)
+    assert prune(store, epoch, START) == 0  # nothing is old enough
+    assert prune(store, epoch, START + 1e9, tmp_path / "archive") == oldest_snapshot(store)
+    assert store.span().base == oldest_snapshot(store)
+    assert snapshot_of(load(store, State())) == state
     assert verify(store).findings == []
     keys = [key for key, _, _ in busy.answers]
     assert len(store.answers(keys)) == len(set(keys))
-    store.keep_image(state)
+    store.save_snapshot(state)
     with pytest.raises(FencedError):
         store.prune(epoch - 1, START + 1e9, None)
 
 
-def test_only_what_is_old_enough(store: SqlStore) -> None:
+def test_only_old_entries_are_removed(store: SqlStore) -> None:
     busy, epoch = filled(store)
-    middle = busy.office.rows[oldest_image(store) // 2]
+    middle = busy.office.rows[oldest_snapshot(store) // 2]
     assert prune(store, epoch, middle.at) < middle.seq
     assert store.span().base == sum(1 for row in busy.office.rows if row.at < middle.at)
-    assert verify(store).findings == []  # from the first image on
-    assert image_of(load(store, State())) == image_of(busy.office.state)
+    assert verify(store).findings == []  # from the first snapshot on
+    assert snapshot_of(load(store, State())) == snapshot_of(busy.office.state)
 
 
-def test_the_archive_goes_on_where_the_journal_begins(store: SqlStore, tmp_path: Path) -> None:
-    """With both, everything can be replayed from the first entry."""
+def test_the_archive_ends_where_the_journal_begins(store: SqlStore, tmp_path: Path) -> None:
+    """Archive and journal together can be replayed from the first entry."""
     _, epoch = filled(store)
     archive = tmp_path / "archive"
     assert store.prune(epoch, START + 1e9, archive)
     file = next(archive.iterdir())
     with file.open("ab") as torn:
-        torn.write(b'{"seq":')  # as if the process had ended here
+        torn.write(b'{"seq":')  # as after a crash
     prune(store, epoch, START + 1e9, archive)
     report = verify(ArchivedContents(store.contents(), archive))
     assert (report.findings, report.rows) == ([], ROWS)
@@ -98,7 +96,7 @@ def test_the_archive_goes_on_where_the_journal_begins(store: SqlStore, tmp_path:
         ArchivedContents(store.contents(), tmp_path)
 
 
-def test_what_cannot_be_archived_stays(store: SqlStore, tmp_path: Path) -> None:
+def test_entries_that_cannot_be_archived_are_kept(store: SqlStore, tmp_path: Path) -> None:
     _, epoch = filled(store)
     (tmp_path / "archive").write_text("a file")
     with pytest.raises(SlicewiseError, match=r"journal\.archive"):
@@ -106,8 +104,9 @@ def test_what_cannot_be_archived_stays(store: SqlStore, tmp_path: Path) -> None:
     assert store.span().base == 0
 
 
-def test_archived_twice_and_restored(store: SqlStore, tmp_path: Path) -> None:
-    """What was archived and did not leave is not archived again; a restore goes on beside it."""
+def test_interrupted_archiving_and_restore(store: SqlStore, tmp_path: Path) -> None:
+    """Entries that were archived but not removed are not archived again; a restore starts a new
+    archive."""
     busy, epoch = filled(store)
     archive = tmp_path / "archive"
     backup(store, tmp_path / "backup")
@@ -124,13 +123,13 @@ def test_archived_twice_and_restored(store: SqlStore, tmp_path: Path) -> None:
     again = open_store(tmp_path / "again")
     restore(tmp_path / "pruned", again)
     assert verify(again).findings == []
-    assert image_of(load(again, State())) == image_of(busy.office.state)
+    assert snapshot_of(load(again, State())) == snapshot_of(busy.office.state)
     other.close()
     again.close()
 
 
-def test_a_service_prunes_and_says_what_is_gone(tmp_path: Path) -> None:
-    """A stream from before the cut is refused; the ended are gone; all that lives is there."""
+def test_a_service_prunes_and_reports_removed_positions(tmp_path: Path) -> None:
+    """Stream positions before the cut are refused; only active allocations remain."""
     settings = ("journal.days=1", f"journal.archive={tmp_path / 'archive'}")
     server = Server(tmp_path, settings=(*settings, "clock.max_gap_hours=1000"))
     server.data.mkdir()
@@ -144,28 +143,29 @@ def test_a_service_prunes_and_says_what_is_gone(tmp_path: Path) -> None:
         busy.work(rows)
         store.append(epoch, busy.office.rows[written:], [])
         written = len(busy.office.rows)
-        store.keep_image(busy.image())
+        store.save_snapshot(busy.snapshot())
     old = next(row.entry for row in busy.office.rows if isinstance(row.entry, Ended))
     store.resign(epoch)
-    base = oldest_image(store)
+    base = oldest_snapshot(store)
     store.close()
     server.start()
-    wait_for(lambda: list((tmp_path / "archive").glob("*.jsonl")))
+    wait_until(lambda: list((tmp_path / "archive").glob("*.jsonl")))
     try:
-        wait_for(lambda: server.ask("GET", "/v1/events?after=0", timeout=5)[0] == 410)
-        _, said = server.ask("GET", "/v1/events?after=0")
-        assert "not kept any more" in said["detail"]
+        wait_until(lambda: _is_gone(server, "/v1/events?after=0"))
+        _, content = server.ask("GET", "/v1/events?after=0")
+        assert "no longer kept" in content["detail"]
         identity = old.allocation.id
-        status, said = server.ask("GET", f"/v1/allocations/{identity}")
-        assert status == 404, said
+        status, content = server.ask("GET", f"/v1/allocations/{identity}")
+        assert status == 404, content
         _, found = server.ask("GET", "/v1/cluster")
         assert found["gpus"] == busy.office.state.cluster.gpus
         out = tmp_path / "out.jsonl"
-        slicewise(
+        server.backup(tmp_path / "backup")
+        run_command(
             "audit",
             "export",
-            "--data",
-            server.data,
+            "--backup",
+            tmp_path / "backup",
             "--archive",
             tmp_path / "archive",
             "--out",
@@ -173,34 +173,21 @@ def test_a_service_prunes_and_says_what_is_gone(tmp_path: Path) -> None:
         )
         lines = [json.loads(line) for line in out.read_text().splitlines()]
         assert [line["seq"] for line in lines[1 : base + 2]] == list(range(1, base + 2))
-        assert "clean" in slicewise("verify", "--data", server.data)
+        assert "clean" in run_command("verify", "--backup", tmp_path / "backup")
     finally:
         server.kill()
 
 
-def wait_for(condition: Callable[[], object]) -> None:
-    give_up = time.monotonic() + PATIENCE_SECONDS
-    while True:
-        try:
-            if condition():
-                return
-        except TimeoutError:
-            pass  # a stream that goes on, since nothing has left yet
-        assert time.monotonic() < give_up
-        time.sleep(0.1)
+def _is_gone(server: Server, stream: str) -> bool:
+    try:
+        return server.ask("GET", stream, timeout=5)[0] == 410
+    except TimeoutError:
+        return False  # the stream continues, because nothing was removed yet
 
 
-def slicewise(*arguments: object) -> str:
-    command = [sys.executable, "-m", "slicewise.cli", *map(str, arguments)]
-    done = subprocess.run(
-        command, check=False, capture_output=True, text=True, timeout=PATIENCE_SECONDS
-    )
-    assert done.returncode == 0, done.stderr + done.stdout
-    return done.stdout
-
-
-def test_a_name_that_is_used_again(tmp_path: Path) -> None:
-    """Keys belong to a tenant's life, whether or not the journal still knows of the one before."""
+def test_a_reused_tenant_name(tmp_path: Path) -> None:
+    """Idempotency keys belong to one tenant, even if its name is reused and the old entries are
+    gone."""
     server = Server(tmp_path)
     server.start()
     try:

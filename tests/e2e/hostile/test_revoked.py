@@ -1,15 +1,14 @@
-"""A token that is revoked, or expires, while a request is under way has nothing done any more."""
+"""A token that is revoked or expires during a request has no further effect."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
 from tests.e2e.hostile.halfway import Halfway
-from tests.e2e.server import Server
+from tests.e2e.server import Server, wait_until
 
 from slicewise import load_geometry
 from slicewise.control.geometries import record_of
@@ -25,38 +24,11 @@ HELLO = {
 ONE = {"profile": "1g.10gb"}
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    made = Server(tmp_path_factory.mktemp("revoked"))
-    try:
-        made.start()
-        made.ask("POST", "/v1/nodes", {"name": "n1", "model": "A100-80GB", "gpus": 4})
-        made.ask("POST", "/v1/tenants", {"name": "acme"})
-        yield made
-    finally:
-        made.kill()
-
-
-def issued(server: Server, **options: Any) -> tuple[str, str]:
-    """A new token: its id and its secret."""
-    status, made = server.ask("POST", "/v1/tokens", options)
-    assert status == 201, made
-    return made["id"], made["token"]
-
-
 def seq(server: Server) -> int:
-    """The last entry of the journal."""
-    said = server.readiness()
-    assert said is not None
-    return int(said["seq"])
-
-
-def expire(server: Server, secret: str) -> None:
-    """Wait until a token is refused."""
-    give_up = time.monotonic() + 60
-    while server.ask("GET", "/v1/whoami", token=secret)[0] != 401:
-        assert time.monotonic() < give_up
-        time.sleep(0.05)
+    """Return the number of the last journal entry."""
+    readiness = server.readiness()
+    assert readiness is not None
+    return int(readiness["seq"])
 
 
 WRITES = [
@@ -75,30 +47,32 @@ WRITES = [
 @pytest.mark.parametrize(
     ("rights", "method", "path", "body"), WRITES, ids=[f"{w[0]['role']} {w[2]}" for w in WRITES]
 )
-def test_nothing_is_written_once_the_token_is_void(
+def test_nothing_is_written_after_the_token_is_invalid(
     server: Server, ends: str, rights: dict[str, str], method: str, path: str, body: object
 ) -> None:
     short = {"expires_in_seconds": 1} if ends == "expired" else {}
-    identity, secret = issued(server, **rights, **short)
+    token = server.issue_token(**rights, **short)
+    identity, secret = token["id"], token["token"]
     request = Halfway(server, method, path, secret, body)
     if ends == "expired":
-        expire(server, secret)
+        wait_until(lambda: not server.accepts(secret))
     else:
         assert server.ask("DELETE", f"/v1/tokens/{identity}")[0] == 200
     before = seq(server)
-    status, headers, said = request.finish()
-    assert status == 401, said
+    status, headers, content = request.finish()
+    assert status == 401, content
     assert headers["www-authenticate"].startswith("bearer")
-    assert ends in said["detail"]
+    assert ends in content["detail"]
     assert seq(server) == before
 
 
 def test_a_report_of_a_revoked_agent_changes_nothing(server: Server) -> None:
-    identity, secret = issued(server, role="agent", node="gpu-1")
-    status, said = server.ask("POST", "/v1/agent/hello", HELLO, token=secret)
-    assert status == 200, said
+    token = server.issue_token(role="agent", node="gpu-1")
+    identity, secret = token["id"], token["token"]
+    status, content = server.ask("POST", "/v1/agent/hello", HELLO, token=secret)
+    assert status == 200, content
     report = {
-        "session": said["session"],
+        "session": content["session"],
         "gpus": [{"uuid": "GPU-0", "mig": True}],
         "instances": [],
         "foreign": [],
@@ -110,8 +84,9 @@ def test_a_report_of_a_revoked_agent_changes_nothing(server: Server) -> None:
     assert seq(server) == before
 
 
-def test_a_replay_is_for_callers_who_are_valid(server: Server) -> None:
-    identity, secret = issued(server, role="tenant", tenant="acme")
+def test_a_replayed_answer_requires_a_valid_token(server: Server) -> None:
+    token = server.issue_token(role="tenant", tenant="acme")
+    identity, secret = token["id"], token["token"]
     key = {"idempotency-key": "once"}
     first = Halfway(server, "POST", "/v1/allocations", secret, ONE, key).finish()
     assert first[0] == 201
@@ -120,8 +95,9 @@ def test_a_replay_is_for_callers_who_are_valid(server: Server) -> None:
     assert again.finish()[0] == 401
 
 
-def test_a_dry_run_is_for_callers_who_are_valid(server: Server) -> None:
-    identity, secret = issued(server, role="tenant", tenant="acme")
+def test_a_dry_run_requires_a_valid_token(server: Server) -> None:
+    token = server.issue_token(role="tenant", tenant="acme")
+    identity, secret = token["id"], token["token"]
     request = Halfway(server, "POST", "/v1/allocations/dry-run", secret, ONE)
     server.ask("DELETE", f"/v1/tokens/{identity}")
     assert request.finish()[0] == 401
@@ -129,27 +105,28 @@ def test_a_dry_run_is_for_callers_who_are_valid(server: Server) -> None:
 
 @pytest.fixture
 def poll(server: Server) -> Callable[..., tuple[str, Halfway]]:
-    """Begins a long poll of an agent that knows everything already; returns its token's id.
+    """Starts a long poll of an up-to-date agent; returns the id of its token.
 
-    The service would answer after 60 seconds anyway, and the test loses patience before that.
+    The service would answer after 60 seconds anyway; the test times out earlier.
     """
 
     def begin(node: str, **options: Any) -> tuple[str, Halfway]:
-        identity, secret = issued(server, role="agent", node=node, **options)
-        status, said = server.ask("POST", "/v1/agent/hello", HELLO, token=secret)
-        assert status == 200, said
-        path = f"/v1/agent/desired?session={said['session']}&after={seq(server)}&wait=60"
+        token = server.issue_token(role="agent", node=node, **options)
+        identity, secret = token["id"], token["token"]
+        status, content = server.ask("POST", "/v1/agent/hello", HELLO, token=secret)
+        assert status == 200, content
+        path = f"/v1/agent/desired?session={content['session']}&after={seq(server)}&wait=60"
         return identity, Halfway(server, "GET", path, secret, patience=45)
 
     return begin
 
 
-def test_a_long_poll_ends_with_its_token(
+def test_a_long_poll_ends_when_its_token_is_revoked(
     server: Server, poll: Callable[..., tuple[str, Halfway]]
 ) -> None:
     identity, revoked = poll("gpu-2")
     server.ask("DELETE", f"/v1/tokens/{identity}")
     assert revoked.finish()[0] == 401
     _, expiring = poll("gpu-3", expires_in_seconds=1)
-    status, _, said = expiring.finish()
-    assert (status, said["detail"]) == (401, "this token has expired")
+    status, _, content = expiring.finish()
+    assert (status, content["detail"]) == (401, "this token has expired")

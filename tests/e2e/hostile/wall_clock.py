@@ -1,8 +1,7 @@
-"""A server whose wall clock a test sets, while its machine runs on as it does.
+"""A server with a wall clock that a test can set.
 
-Debian's faketime stands between the process and the C library. It changes what the wall clock
-shows, to SQLite as well, and leaves the clocks alone that count how long the machine has been
-running.
+Debian's faketime intercepts the C library. It changes the wall clock, for SQLite too, but not the
+monotonic clock.
 """
 
 from __future__ import annotations
@@ -23,21 +22,21 @@ _SHARED = Path("/dev/shm")
 
 @cache
 def _library() -> str:
-    """What faketime has programs load; in CI it must be there."""
+    """Return the path of faketime's library; in CI it must exist."""
     try:
         program = require_program("faketime")
     except MissingServiceError as error:
         if os.environ.get("CI"):
             raise
         pytest.skip(str(error))
-    # It tells in the environment of what it runs; with -m, the library for programs with threads.
+    # faketime sets it in the environment of its child; -m selects the library for threads.
     asked = [str(program), "-m", "-f", "+0", "printenv", "LD_PRELOAD"]
     told = subprocess.run(asked, capture_output=True, text=True, check=True)
     return str(told.stdout).strip()
 
 
 class ClockedServer(Server):
-    """A server with a wall clock of its own."""
+    """A server with its own wall clock."""
 
     def __init__(
         self, folder: Path, *, database: str | None = None, settings: Sequence[str] = ()
@@ -56,18 +55,18 @@ class ClockedServer(Server):
         self.prefix = ["env", *(f"{name}={value}" for name, value in told.items())]
 
     def set_clock(self, ahead: float) -> None:
-        """Let the wall clock be so many seconds ahead of the real one, from now on."""
+        """Set the wall clock this many seconds ahead of the real one."""
         draft = self._clock.with_suffix(".new")
         draft.write_text(f"{ahead:+.0f}\n")
         draft.replace(self._clock)
 
     def launch(self) -> None:
-        """Start the process, and do not wait for it."""
+        """Start the process without waiting for it."""
         super().launch()
         self._pids.append(self.pid)
 
     def destroy(self) -> None:
-        """End the process, and remove what killed ones have left of faketime."""
+        """Kill the process, and remove the files that faketime left."""
         self.kill()
         for pid in self._pids:
             for name in (f"faketime_shm_{pid}", f"sem.faketime_sem_{pid}"):

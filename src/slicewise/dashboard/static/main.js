@@ -1,4 +1,4 @@
-/** The dashboard: find out who is there, put up the frame, and show the page they ask for. */
+/** The dashboard: sign in, build the frame, show the requested page. */
 
 import { ApiError, events, keepToken, token } from "./shell/api.js";
 import { button, fill, h } from "./shell/dom.js";
@@ -40,7 +40,7 @@ async function begin() {
   } else if (later) {
     const retry = setTimeout(begin, 3000);
     fill(root, h("main", {}, standIn("error", "The service is not ready",
-      `It says: ${why}. It may be restarting; this page tries again by itself.`,
+      `${why}. It may be restarting; this page retries automatically.`,
       button("Try now", () => { clearTimeout(retry); begin(); }))));
   } else {
     keepToken(null);

@@ -1,7 +1,7 @@
-/* NVML's binary interface, as far as the fake driver answers it.
+/* The part of NVML's binary interface that the fake driver implements.
  *
- * Names, layouts and numbers are NVIDIA's, so that programs built for the real library work with
- * this one. A versioned structure begins with its size and version, which the caller fills in.
+ * Names, layouts and numbers are NVIDIA's, so programs built for the real library work with this
+ * one. A versioned structure begins with its size and version, set by the caller.
  */
 #ifndef SLICEWISE_ABI_H
 #define SLICEWISE_ABI_H
@@ -32,7 +32,7 @@ typedef enum {
     NVML_ERROR_UNKNOWN = 999
 } nvmlReturn_t;
 
-/* Handles are numbers in the shape of pointers; nobody follows them. */
+/* Handles are numbers cast to pointers; they are never dereferenced. */
 typedef struct nvmlDevice_st *nvmlDevice_t;
 typedef struct nvmlGpuInstance_st *nvmlGpuInstance_t;
 typedef struct nvmlComputeInstance_st *nvmlComputeInstance_t;
@@ -42,13 +42,13 @@ enum {
     NAME_SIZE = 96,
     BUS_ID_SIZE = 32,
     BUS_ID_LEGACY_SIZE = 16,
-    GPU_INSTANCE_PROFILE_COUNT = 0x11, /* in driver 580; later bindings know one more */
+    GPU_INSTANCE_PROFILE_COUNT = 0x11, /* in driver 580; newer bindings have one more */
     COMPUTE_INSTANCE_PROFILE_COUNT = 0x9,
     COMPUTE_INSTANCE_ENGINE_PROFILE_COUNT = 0x1
 };
 
 #define NO_INSTANCE 0xFFFFFFFFu
-#define EVENTS_SUPPORTED 0xFF9Full /* as an H200 says; only memory errors and XIDs ever come */
+#define EVENTS_SUPPORTED 0xFF9Full /* as on an H200; only memory errors and XIDs are generated */
 #define BRAND_NVIDIA 14u
 #define CAPABLE_OF_GRAPHICS 0x2u
 
@@ -104,7 +104,7 @@ typedef struct {
 typedef struct {
     unsigned int start;
     unsigned int size;
-} nvmlPlacement_t; /* of GPU instances and of compute instances alike */
+} nvmlPlacement_t; /* for GPU instances and compute instances */
 
 typedef struct {
     unsigned int id;
@@ -216,7 +216,7 @@ typedef struct {
     unsigned int computeInstanceId;
 } nvmlEventData_t;
 
-/* The versions NVIDIA's own binding sends: a layout that differs must not compile. */
+/* The versions that NVIDIA's binding sends: a different layout must not compile. */
 static_assert(VERSIONED(nvmlMemory_v2_t, 2) == 0x02000028, "nvmlMemory_v2_t");
 static_assert(VERSIONED(nvmlTemperature_v1_t, 1) == 0x0100000C, "nvmlTemperature_v1_t");
 static_assert(VERSIONED(nvmlGpuInstanceProfileInfo_v2_t, 2) == 0x02000098, "GPU profile v2");

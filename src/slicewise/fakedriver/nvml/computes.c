@@ -4,15 +4,15 @@
 
 #include <string.h>
 
-/* The compute profile with NVML's number in a GPU instance. */
-static nvmlReturn_t by_number(const Place *place, unsigned int number, unsigned int engines,
+/* Find the compute profile of a GPU instance by NVML's constant. */
+static nvmlReturn_t by_number(const Target *target, unsigned int number, unsigned int engines,
                               const ComputeProfile **profile)
 {
     if (number >= COMPUTE_INSTANCE_PROFILE_COUNT || engines >= COMPUTE_INSTANCE_ENGINE_PROFILE_COUNT)
         return NVML_ERROR_INVALID_ARGUMENT;
-    for (uint32_t at = 0; at < place->profile->compute_profile_count; at++)
-        if (place->profile->compute_profiles[at].number == number) {
-            *profile = &place->profile->compute_profiles[at];
+    for (uint32_t at = 0; at < target->profile->compute_profile_count; at++)
+        if (target->profile->compute_profiles[at].number == number) {
+            *profile = &target->profile->compute_profiles[at];
             return NVML_SUCCESS;
         }
     return NVML_ERROR_NOT_SUPPORTED;
@@ -23,24 +23,25 @@ EXPORT nvmlReturn_t nvmlGpuInstanceGetComputeInstanceProfileInfo(
     nvmlComputeInstanceProfileInfo_t *info)
 {
     Call call;
-    Place place;
+    Target target;
     const ComputeProfile *profile;
     nvmlReturn_t code =
-        begin_instance(&call, F_nvmlGpuInstanceGetComputeInstanceProfileInfo, handle, &place);
+        begin_instance(&call, F_nvmlGpuInstanceGetComputeInstanceProfileInfo, handle, &target);
     if (code != NVML_SUCCESS)
         return code;
-    code = info == NULL ? NVML_ERROR_INVALID_ARGUMENT : by_number(&place, number, engines, &profile);
+    code = info == NULL ? NVML_ERROR_INVALID_ARGUMENT
+                        : by_number(&target, number, engines, &profile);
     if (code == NVML_SUCCESS)
         *info = (nvmlComputeInstanceProfileInfo_t){
             .id = profile->id,
             .sliceCount = profile->slices,
             .instanceCount = profile->instances,
             .multiprocessorCount = profile->multiprocessors,
-            .sharedCopyEngineCount = place.profile->copy_engines,
-            .sharedDecoderCount = place.profile->decoders,
-            .sharedEncoderCount = place.profile->encoders,
-            .sharedJpegCount = place.profile->jpeg_engines,
-            .sharedOfaCount = place.profile->ofa_engines,
+            .sharedCopyEngineCount = target.profile->copy_engines,
+            .sharedDecoderCount = target.profile->decoders,
+            .sharedEncoderCount = target.profile->encoders,
+            .sharedJpegCount = target.profile->jpeg_engines,
+            .sharedOfaCount = target.profile->ofa_engines,
         };
     return end(&call, code);
 }
@@ -50,13 +51,14 @@ EXPORT nvmlReturn_t nvmlGpuInstanceGetComputeInstanceProfileInfoV(nvmlGpuInstanc
                                                                   unsigned int engines, void *info)
 {
     Call call;
-    Place place;
+    Target target;
     const ComputeProfile *profile;
     nvmlReturn_t code =
-        begin_instance(&call, F_nvmlGpuInstanceGetComputeInstanceProfileInfoV, handle, &place);
+        begin_instance(&call, F_nvmlGpuInstanceGetComputeInstanceProfileInfoV, handle, &target);
     if (code != NVML_SUCCESS)
         return code;
-    code = info == NULL ? NVML_ERROR_INVALID_ARGUMENT : by_number(&place, number, engines, &profile);
+    code = info == NULL ? NVML_ERROR_INVALID_ARGUMENT
+                        : by_number(&target, number, engines, &profile);
     if (code != NVML_SUCCESS)
         return end(&call, code);
     unsigned int version;
@@ -64,22 +66,22 @@ EXPORT nvmlReturn_t nvmlGpuInstanceGetComputeInstanceProfileInfoV(nvmlGpuInstanc
     bool second = version == VERSIONED(nvmlComputeInstanceProfileInfo_v2_t, 2);
     if (!second && version != VERSIONED(nvmlComputeInstanceProfileInfo_v3_t, 3))
         return end(&call, NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
-    nvmlComputeInstanceProfileInfo_v3_t told = {
+    nvmlComputeInstanceProfileInfo_v3_t result = {
         .version = version,
         .id = profile->id,
         .sliceCount = profile->slices,
         .instanceCount = profile->instances,
         .multiprocessorCount = profile->multiprocessors,
-        .sharedCopyEngineCount = place.profile->copy_engines,
-        .sharedDecoderCount = place.profile->decoders,
-        .sharedEncoderCount = place.profile->encoders,
-        .sharedJpegCount = place.profile->jpeg_engines,
-        .sharedOfaCount = place.profile->ofa_engines,
-        .capabilities = place.profile->capabilities & CAPABLE_OF_GRAPHICS ? 1 : 0,
+        .sharedCopyEngineCount = target.profile->copy_engines,
+        .sharedDecoderCount = target.profile->decoders,
+        .sharedEncoderCount = target.profile->encoders,
+        .sharedJpegCount = target.profile->jpeg_engines,
+        .sharedOfaCount = target.profile->ofa_engines,
+        .capabilities = target.profile->capabilities & CAPABLE_OF_GRAPHICS ? 1 : 0,
     };
-    memcpy(told.name, profile->name, NAME_SIZE);
-    /* The third version is the second with one more field at its end. */
-    memcpy(info, &told, second ? sizeof(nvmlComputeInstanceProfileInfo_v2_t) : sizeof told);
+    memcpy(result.name, profile->name, NAME_SIZE);
+    /* Version 3 adds one field at the end of version 2. */
+    memcpy(info, &result, second ? sizeof(nvmlComputeInstanceProfileInfo_v2_t) : sizeof result);
     return end(&call, NVML_SUCCESS);
 }
 
@@ -88,19 +90,19 @@ EXPORT nvmlReturn_t nvmlGpuInstanceGetComputeInstanceRemainingCapacity(nvmlGpuIn
                                                                        unsigned int *count)
 {
     Call call;
-    Place place;
-    nvmlReturn_t code =
-        begin_instance(&call, F_nvmlGpuInstanceGetComputeInstanceRemainingCapacity, handle, &place);
+    Target target;
+    nvmlReturn_t code = begin_instance(
+        &call, F_nvmlGpuInstanceGetComputeInstanceRemainingCapacity, handle, &target);
     if (code != NVML_SUCCESS)
         return code;
     if (count == NULL)
         return end(&call, NVML_ERROR_INVALID_ARGUMENT);
-    const ComputeProfile *profile = compute_profile_with_id(place.profile, id);
+    const ComputeProfile *profile = compute_profile_with_id(target.profile, id);
     if (profile == NULL)
         return end(&call, NVML_ERROR_NOT_SUPPORTED);
-    uint32_t taken = taken_compute(place.gpu, place.instance);
+    uint32_t taken = used_compute_slices(target.gpu, target.instance);
     uint32_t start;
-    for (*count = 0; (start = chosen_compute_start(taken, profile)) != ANY; ++*count)
+    for (*count = 0; (start = default_compute_start(taken, profile)) != ANY; ++*count)
         taken |= window(start, profile->slices);
     return end(&call, NVML_SUCCESS);
 }
@@ -111,14 +113,14 @@ EXPORT nvmlReturn_t nvmlGpuInstanceGetComputeInstancePossiblePlacements(nvmlGpuI
                                                                         unsigned int *count)
 {
     Call call;
-    Place place;
+    Target target;
     nvmlReturn_t code = begin_instance(
-        &call, F_nvmlGpuInstanceGetComputeInstancePossiblePlacements, handle, &place);
+        &call, F_nvmlGpuInstanceGetComputeInstancePossiblePlacements, handle, &target);
     if (code != NVML_SUCCESS)
         return code;
     if (count == NULL)
         return end(&call, NVML_ERROR_INVALID_ARGUMENT);
-    const ComputeProfile *profile = compute_profile_with_id(place.profile, id);
+    const ComputeProfile *profile = compute_profile_with_id(target.profile, id);
     if (profile == NULL)
         return end(&call, NVML_ERROR_NOT_SUPPORTED);
     for (uint32_t number = 0; placements != NULL && number < profile->start_count; number++)
@@ -127,7 +129,7 @@ EXPORT nvmlReturn_t nvmlGpuInstanceGetComputeInstancePossiblePlacements(nvmlGpuI
     return end(&call, NVML_SUCCESS);
 }
 
-/* The lowest number that no compute instance of the GPU instance has. */
+/* The lowest unused compute instance id in a GPU instance. */
 static uint32_t free_id(const Gpu *gpu, uint64_t parent)
 {
     for (uint32_t id = 0;; id++) {
@@ -146,37 +148,37 @@ static nvmlReturn_t create(Function function, nvmlGpuInstance_t handle, unsigned
                            nvmlComputeInstance_t *compute)
 {
     Call call;
-    Place place;
-    nvmlReturn_t code = begin_instance(&call, function, handle, &place);
+    Target target;
+    nvmlReturn_t code = begin_instance(&call, function, handle, &target);
     if (code != NVML_SUCCESS)
         return code;
     if (compute == NULL || (!anywhere && placement == NULL))
         return end(&call, NVML_ERROR_INVALID_ARGUMENT);
-    const ComputeProfile *profile = compute_profile_with_id(place.profile, id);
+    const ComputeProfile *profile = compute_profile_with_id(target.profile, id);
     if (profile == NULL)
         return end(&call, NVML_ERROR_NOT_SUPPORTED);
-    uint32_t taken = taken_compute(place.gpu, place.instance);
-    uint32_t start = anywhere ? chosen_compute_start(taken, profile) : placement->start;
+    uint32_t taken = used_compute_slices(target.gpu, target.instance);
+    uint32_t start = anywhere ? default_compute_start(taken, profile) : placement->start;
     if (!anywhere && (placement->size != profile->slices || !compute_offered(profile, start)))
         return end(&call, NVML_ERROR_INVALID_ARGUMENT);
     if (start == ANY || taken & window(start, profile->slices))
         return end(&call, NVML_ERROR_INSUFFICIENT_RESOURCES);
     int slot = 0;
-    while (slot < MAX_SLICES && place.gpu->computes[slot].serial != 0)
+    while (slot < MAX_SLICES && target.gpu->computes[slot].serial != 0)
         slot++;
     if (slot == MAX_SLICES)
         return end(&call, NVML_ERROR_INSUFFICIENT_RESOURCES);
     Image *next = draft();
-    ComputeInstance *made = &next->gpus[place.number].computes[slot];
+    ComputeInstance *made = &next->gpus[target.number].computes[slot];
     *made = (ComputeInstance){
         .serial = next->next_serial++,
-        .parent = place.instance->serial,
-        .profile = (uint32_t)(profile - place.profile->compute_profiles),
+        .parent = target.instance->serial,
+        .profile = (uint32_t)(profile - target.profile->compute_profiles),
         .start = start,
-        .id = free_id(place.gpu, place.instance->serial),
+        .id = free_id(target.gpu, target.instance->serial),
     };
-    new_uuid(place.number, made->serial, made->uuid);
-    *compute = make_handle(CI_HANDLE, place.number, made->serial);
+    new_uuid(target.number, made->serial, made->uuid);
+    *compute = make_handle(CI_HANDLE, target.number, made->serial);
     commit(&call);
     return end(&call, NVML_SUCCESS);
 }
@@ -198,14 +200,15 @@ EXPORT nvmlReturn_t nvmlGpuInstanceCreateComputeInstanceWithPlacement(
 EXPORT nvmlReturn_t nvmlComputeInstanceDestroy(nvmlComputeInstance_t handle)
 {
     Call call;
-    Place place;
-    nvmlReturn_t code = begin_compute(&call, F_nvmlComputeInstanceDestroy, handle, &place);
+    Target target;
+    nvmlReturn_t code = begin_compute(&call, F_nvmlComputeInstanceDestroy, handle, &target);
     if (code != NVML_SUCCESS)
         return code;
-    if (place.instance->busy)
+    if (target.instance->busy)
         return end(&call, NVML_ERROR_IN_USE);
     Image *next = draft();
-    next->gpus[place.number].computes[place.compute - place.gpu->computes] = (ComputeInstance){0};
+    size_t slot = (size_t)(target.compute - target.gpu->computes);
+    next->gpus[target.number].computes[slot] = (ComputeInstance){0};
     commit(&call);
     return end(&call, NVML_SUCCESS);
 }
@@ -215,22 +218,23 @@ EXPORT nvmlReturn_t nvmlGpuInstanceGetComputeInstances(nvmlGpuInstance_t handle,
                                                        unsigned int *count)
 {
     Call call;
-    Place place;
-    nvmlReturn_t code = begin_instance(&call, F_nvmlGpuInstanceGetComputeInstances, handle, &place);
+    Target target;
+    nvmlReturn_t code =
+        begin_instance(&call, F_nvmlGpuInstanceGetComputeInstances, handle, &target);
     if (code != NVML_SUCCESS)
         return code;
     if (handles == NULL || count == NULL)
         return end(&call, NVML_ERROR_INVALID_ARGUMENT);
-    const ComputeProfile *profile = compute_profile_with_id(place.profile, id);
+    const ComputeProfile *profile = compute_profile_with_id(target.profile, id);
     if (profile == NULL)
         return end(&call, NVML_ERROR_NOT_SUPPORTED);
-    uint32_t wanted = (uint32_t)(profile - place.profile->compute_profiles);
+    uint32_t wanted = (uint32_t)(profile - target.profile->compute_profiles);
     unsigned int found = 0;
     for (int slot = 0; slot < MAX_SLICES; slot++) {
-        const ComputeInstance *compute = &place.gpu->computes[slot];
-        if (compute->serial != 0 && compute->parent == place.instance->serial &&
+        const ComputeInstance *compute = &target.gpu->computes[slot];
+        if (compute->serial != 0 && compute->parent == target.instance->serial &&
             compute->profile == wanted)
-            handles[found++] = make_handle(CI_HANDLE, place.number, compute->serial);
+            handles[found++] = make_handle(CI_HANDLE, target.number, compute->serial);
     }
     *count = found;
     return end(&call, NVML_SUCCESS);
@@ -240,18 +244,18 @@ EXPORT nvmlReturn_t nvmlGpuInstanceGetComputeInstanceById(nvmlGpuInstance_t hand
                                                           nvmlComputeInstance_t *found)
 {
     Call call;
-    Place place;
+    Target target;
     nvmlReturn_t code =
-        begin_instance(&call, F_nvmlGpuInstanceGetComputeInstanceById, handle, &place);
+        begin_instance(&call, F_nvmlGpuInstanceGetComputeInstanceById, handle, &target);
     if (code != NVML_SUCCESS)
         return code;
     if (found == NULL)
         return end(&call, NVML_ERROR_INVALID_ARGUMENT);
     for (int slot = 0; slot < MAX_SLICES; slot++) {
-        const ComputeInstance *compute = &place.gpu->computes[slot];
-        if (compute->serial != 0 && compute->parent == place.instance->serial &&
+        const ComputeInstance *compute = &target.gpu->computes[slot];
+        if (compute->serial != 0 && compute->parent == target.instance->serial &&
             compute->id == id) {
-            *found = make_handle(CI_HANDLE, place.number, compute->serial);
+            *found = make_handle(CI_HANDLE, target.number, compute->serial);
             return end(&call, NVML_SUCCESS);
         }
     }
@@ -262,18 +266,18 @@ EXPORT nvmlReturn_t nvmlComputeInstanceGetInfo_v2(nvmlComputeInstance_t handle,
                                                   nvmlComputeInstanceInfo_t *info)
 {
     Call call;
-    Place place;
-    nvmlReturn_t code = begin_compute(&call, F_nvmlComputeInstanceGetInfo_v2, handle, &place);
+    Target target;
+    nvmlReturn_t code = begin_compute(&call, F_nvmlComputeInstanceGetInfo_v2, handle, &target);
     if (code != NVML_SUCCESS)
         return code;
     if (info == NULL)
         return end(&call, NVML_ERROR_INVALID_ARGUMENT);
     *info = (nvmlComputeInstanceInfo_t){
-        .device = make_handle(GPU_HANDLE, place.number, 0),
-        .gpuInstance = make_handle(GI_HANDLE, place.number, place.instance->serial),
-        .id = place.compute->id,
-        .profileId = place.compute_profile->id,
-        .placement = {place.compute->start, place.compute_profile->slices},
+        .device = make_handle(GPU_HANDLE, target.number, 0),
+        .gpuInstance = make_handle(GI_HANDLE, target.number, target.instance->serial),
+        .id = target.compute->id,
+        .profileId = target.compute_profile->id,
+        .placement = {target.compute->start, target.compute_profile->slices},
     };
     return end(&call, NVML_SUCCESS);
 }

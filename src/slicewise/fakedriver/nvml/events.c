@@ -1,4 +1,4 @@
-/* Events: what went wrong on a GPU, told to whoever waits for it. */
+/* Event sets: waiting for errors of GPUs. */
 #define _GNU_SOURCE
 #include "handles.h"
 
@@ -7,18 +7,18 @@
 
 enum { FIRST_NAP_MS = 1, LONGEST_NAP_MS = 100 };
 
-/* What a set of events waits for; it belongs to its process alone. */
+/* An event set, private to its process. */
 typedef struct EventSet {
     struct EventSet *next;
     uint64_t types[MAX_GPUS];
-    uint64_t since[MAX_GPUS]; /* events before this one are not told */
-    uint64_t told; /* so many events of the machine were looked at */
+    uint64_t since[MAX_GPUS]; /* events before registration are skipped */
+    uint64_t processed; /* number of the machine's events already processed */
 } EventSet;
 
-/* The sets in being; touched under a call only, whose lock keeps threads apart. */
+/* All event sets; accessed during calls only, which are serialized. */
 static EventSet *sets = NULL;
 
-static EventSet *known(nvmlEventSet_t handle)
+static EventSet *find_set(nvmlEventSet_t handle)
 {
     for (EventSet *set = sets; set != NULL; set = set->next)
         if ((void *)set == (void *)handle)
@@ -29,8 +29,8 @@ static EventSet *known(nvmlEventSet_t handle)
 EXPORT nvmlReturn_t nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, unsigned long long *types)
 {
     Call call;
-    Place place;
-    nvmlReturn_t code = begin_gpu(&call, F_nvmlDeviceGetSupportedEventTypes, device, &place);
+    Target target;
+    nvmlReturn_t code = begin_gpu(&call, F_nvmlDeviceGetSupportedEventTypes, device, &target);
     if (code != NVML_SUCCESS)
         return code;
     if (types == NULL)
@@ -50,7 +50,7 @@ EXPORT nvmlReturn_t nvmlEventSetCreate(nvmlEventSet_t *handle)
     EventSet *set = calloc(1, sizeof *set);
     if (set == NULL)
         return end(&call, NVML_ERROR_MEMORY);
-    set->told = now()->event_count;
+    set->processed = current_state()->event_count;
     set->next = sets;
     sets = set;
     *handle = (nvmlEventSet_t)(void *)set;
@@ -61,29 +61,30 @@ EXPORT nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long 
                                              nvmlEventSet_t handle)
 {
     Call call;
-    Place place;
-    nvmlReturn_t code = begin_device(&call, F_nvmlDeviceRegisterEvents, device, &place);
+    Target target;
+    nvmlReturn_t code = begin_device(&call, F_nvmlDeviceRegisterEvents, device, &target);
     if (code != NVML_SUCCESS)
         return code;
-    EventSet *set = known(handle);
+    EventSet *set = find_set(handle);
     if (set == NULL)
         return end(&call, NVML_ERROR_INVALID_ARGUMENT);
-    if (place.compute != NULL || types & ~EVENTS_SUPPORTED)
+    if (target.compute != NULL || types & ~EVENTS_SUPPORTED)
         return end(&call, NVML_ERROR_NOT_SUPPORTED);
-    if (set->types[place.number] == 0)
-        set->since[place.number] = now()->event_count;
-    set->types[place.number] |= types;
+    if (set->types[target.number] == 0)
+        set->since[target.number] = current_state()->event_count;
+    set->types[target.number] |= types;
     return end(&call, NVML_SUCCESS);
 }
 
-/* The next event the set has not told; false when there is none. */
-static bool take(EventSet *set, nvmlEventData_t *data)
+/* Take the next event of a set; false if there is none. */
+static bool next_event(EventSet *set, nvmlEventData_t *data)
 {
-    const Image *image = now();
-    if (image->event_count > MAX_EVENTS && set->told < image->event_count - MAX_EVENTS)
-        set->told = image->event_count - MAX_EVENTS; /* the ring has come round: those are lost */
-    while (set->told < image->event_count) {
-        uint64_t number = set->told++;
+    const Image *image = current_state();
+    /* Older events were overwritten in the ring. */
+    if (image->event_count > MAX_EVENTS && set->processed < image->event_count - MAX_EVENTS)
+        set->processed = image->event_count - MAX_EVENTS;
+    while (set->processed < image->event_count) {
+        uint64_t number = set->processed++;
         const Event *event = &image->events[number % MAX_EVENTS];
         if (event->gpu >= MAX_GPUS || !(set->types[event->gpu] & event->type) ||
             number < set->since[event->gpu])
@@ -100,10 +101,11 @@ static bool take(EventSet *set, nvmlEventData_t *data)
     return false;
 }
 
-static bool lost_one(const EventSet *set)
+static bool has_lost_gpu(const EventSet *set)
 {
+    const Gpu *gpus = current_state()->gpus;
     for (uint32_t gpu = 0; gpu < machine->gpu_count; gpu++)
-        if (set->types[gpu] && (now()->gpus[gpu].lost || now()->gpus[gpu].removed))
+        if (set->types[gpu] && (gpus[gpu].lost || gpus[gpu].removed))
             return true;
     return false;
 }
@@ -125,18 +127,18 @@ EXPORT nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t handle, nvmlEventData_t *
     if (code != NVML_SUCCESS)
         return code;
     for (;;) {
-        EventSet *set = known(handle);
+        EventSet *set = find_set(handle);
         if (set == NULL || data == NULL)
             return end(&call, NVML_ERROR_INVALID_ARGUMENT);
-        if (take(set, data))
+        if (next_event(set, data))
             return end(&call, NVML_SUCCESS);
-        if (lost_one(set))
+        if (has_lost_gpu(set))
             return end(&call, NVML_ERROR_GPU_IS_LOST);
         uint64_t time = milliseconds();
         if (time >= until)
             return end(&call, NVML_ERROR_TIMEOUT);
-        /* Others wait for the lock meanwhile. Naps grow, so that long waits cost next to nothing. */
-        code = dawdle(nap < until - time ? nap : (uint32_t)(until - time));
+        /* Release the lock while waiting. Sleeps grow, so long waits cost little. */
+        code = sleep_unlocked(nap < until - time ? nap : (uint32_t)(until - time));
         if (code != NVML_SUCCESS)
             return code;
         nap = nap * 2 < LONGEST_NAP_MS ? nap * 2 : LONGEST_NAP_MS;
@@ -149,7 +151,7 @@ EXPORT nvmlReturn_t nvmlEventSetFree(nvmlEventSet_t handle)
     nvmlReturn_t code = begin(&call, F_nvmlEventSetFree, ANY);
     if (code != NVML_SUCCESS)
         return code;
-    EventSet *set = known(handle);
+    EventSet *set = find_set(handle);
     if (set == NULL)
         return end(&call, NVML_ERROR_INVALID_ARGUMENT);
     EventSet **link = &sets;

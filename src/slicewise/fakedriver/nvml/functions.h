@@ -1,6 +1,6 @@
-/* Every function that counts its calls and can be made to fail.
+/* The functions that count calls and support faults.
  *
- * The Python side reads the names from this file; their order is the order of the counters.
+ * library.py reads the names from this file; their order is the order of the counters.
  */
 #ifndef SLICEWISE_FUNCTIONS_H
 #define SLICEWISE_FUNCTIONS_H

@@ -1,4 +1,4 @@
-/* GPUs and MIG devices: finding them, and what they say of themselves. */
+/* Handles and properties of GPUs and MIG devices. */
 #include "handles.h"
 
 #include <stdio.h>
@@ -16,10 +16,10 @@ EXPORT nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count)
     return end(&call, NVML_SUCCESS);
 }
 
-/* Hand out the handle of a GPU that was looked for, unless it does not answer. */
-static nvmlReturn_t give_gpu(Call *call, uint32_t gpu, nvmlDevice_t *device)
+/* Return the handle of a GPU that was found, unless the GPU is lost. */
+static nvmlReturn_t return_gpu_handle(Call *call, uint32_t gpu, nvmlDevice_t *device)
 {
-    const Gpu *found = &now()->gpus[gpu];
+    const Gpu *found = &current_state()->gpus[gpu];
     if (found->lost || found->removed)
         return end(call, NVML_ERROR_GPU_IS_LOST);
     *device = make_handle(GPU_HANDLE, gpu, 0);
@@ -33,20 +33,20 @@ EXPORT nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice
     if (code != NVML_SUCCESS)
         return code;
     uint32_t gpu = gpu_at(index);
-    code = meet_faults(&call, gpu);
+    code = apply_faults(&call, gpu);
     if (code != NVML_SUCCESS)
         return code;
     if (device == NULL || gpu == ANY)
         return end(&call, NVML_ERROR_INVALID_ARGUMENT);
-    return give_gpu(&call, gpu, device);
+    return return_gpu_handle(&call, gpu, device);
 }
 
-/* The MIG device of that UUID: its GPU and serial, or ANY. */
+/* Find a MIG device by UUID: its GPU and serial, or ANY. */
 static uint32_t find_mig(const char *uuid, uint64_t *serial)
 {
     for (uint32_t gpu = 0; gpu < machine->gpu_count; gpu++)
         for (int slot = 0; slot < MAX_SLICES; slot++) {
-            const ComputeInstance *compute = &now()->gpus[gpu].computes[slot];
+            const ComputeInstance *compute = &current_state()->gpus[gpu].computes[slot];
             if (compute->serial != 0 && strcmp(compute->uuid, uuid) == 0) {
                 *serial = compute->serial;
                 return gpu;
@@ -70,7 +70,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *de
         if (gpu == ANY)
             gpu = find_mig(uuid, &serial);
     }
-    code = meet_faults(&call, gpu);
+    code = apply_faults(&call, gpu);
     if (code != NVML_SUCCESS)
         return code;
     if (uuid == NULL || device == NULL)
@@ -78,12 +78,12 @@ EXPORT nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *de
     if (gpu == ANY)
         return end(&call, NVML_ERROR_NOT_FOUND);
     if (serial == 0)
-        return give_gpu(&call, gpu, device);
+        return return_gpu_handle(&call, gpu, device);
     *device = make_handle(MIG_HANDLE, gpu, serial);
     return end(&call, NVML_SUCCESS);
 }
 
-static void name_bus(const GpuFacts *facts, char text[BUS_ID_SIZE])
+static void format_bus_id(const GpuFacts *facts, char text[BUS_ID_SIZE])
 {
     snprintf(text, BUS_ID_SIZE, "%08X:%02X:%02X.0", facts->domain, facts->bus, facts->device);
 }
@@ -102,67 +102,67 @@ EXPORT nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *bus, nvmlDevice
         if (facts->domain == domain && facts->bus == number && facts->device == slot)
             gpu = gpu_at(index);
     }
-    code = meet_faults(&call, gpu);
+    code = apply_faults(&call, gpu);
     if (code != NVML_SUCCESS)
         return code;
     if (!readable || device == NULL)
         return end(&call, NVML_ERROR_INVALID_ARGUMENT);
     if (gpu == ANY)
         return end(&call, NVML_ERROR_NOT_FOUND);
-    return give_gpu(&call, gpu, device);
+    return return_gpu_handle(&call, gpu, device);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int length)
 {
     Call call;
-    Place place;
-    nvmlReturn_t code = begin_device(&call, F_nvmlDeviceGetUUID, device, &place);
+    Target target;
+    nvmlReturn_t code = begin_device(&call, F_nvmlDeviceGetUUID, device, &target);
     if (code != NVML_SUCCESS)
         return code;
-    const char *text = place.compute != NULL ? place.compute->uuid : place.facts->uuid;
-    return end(&call, give_text(text, uuid, length));
+    const char *text = target.compute != NULL ? target.compute->uuid : target.facts->uuid;
+    return end(&call, copy_text(text, uuid, length));
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int length)
 {
     Call call;
-    Place place;
-    nvmlReturn_t code = begin_device(&call, F_nvmlDeviceGetName, device, &place);
+    Target target;
+    nvmlReturn_t code = begin_device(&call, F_nvmlDeviceGetName, device, &target);
     if (code != NVML_SUCCESS)
         return code;
-    if (place.compute == NULL)
-        return end(&call, give_text(machine->name, name, length));
+    if (target.compute == NULL)
+        return end(&call, copy_text(machine->name, name, length));
     char text[2 * NAME_SIZE];
-    snprintf(text, sizeof text, "%s %s", machine->name, place.compute_profile->name);
-    return end(&call, give_text(text, name, length));
+    snprintf(text, sizeof text, "%s %s", machine->name, target.compute_profile->name);
+    return end(&call, copy_text(text, name, length));
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetSerial(nvmlDevice_t device, char *serial, unsigned int length)
 {
     Call call;
-    Place place;
-    nvmlReturn_t code = begin_gpu(&call, F_nvmlDeviceGetSerial, device, &place);
+    Target target;
+    nvmlReturn_t code = begin_gpu(&call, F_nvmlDeviceGetSerial, device, &target);
     if (code != NVML_SUCCESS)
         return code;
-    return end(&call, give_text(place.facts->serial, serial, length));
+    return end(&call, copy_text(target.facts->serial, serial, length));
 }
 
-/* Answers a question about a GPU with one number. */
-static nvmlReturn_t give_number(Function function, nvmlDevice_t device, unsigned int *number)
+/* Query a property of a GPU that is one number. */
+static nvmlReturn_t get_number(Function function, nvmlDevice_t device, unsigned int *number)
 {
     Call call;
-    Place place;
-    nvmlReturn_t code = begin_gpu(&call, function, device, &place);
+    Target target;
+    nvmlReturn_t code = begin_gpu(&call, function, device, &target);
     if (code != NVML_SUCCESS)
         return code;
     if (number == NULL)
         return end(&call, NVML_ERROR_INVALID_ARGUMENT);
     switch (function) {
     case F_nvmlDeviceGetIndex:
-        *number = index_of(place.number);
+        *number = index_of(target.number);
         break;
     case F_nvmlDeviceGetMinorNumber:
-        *number = place.facts->minor;
+        *number = target.facts->minor;
         break;
     case F_nvmlDeviceGetArchitecture:
         *number = machine->architecture;
@@ -171,7 +171,7 @@ static nvmlReturn_t give_number(Function function, nvmlDevice_t device, unsigned
         *number = BRAND_NVIDIA;
         break;
     default: /* nvmlDeviceGetMaxMigDeviceCount */
-        *number = place.gpu->mig ? machine->mig_devices : 0;
+        *number = target.gpu->mig ? machine->mig_devices : 0;
         break;
     }
     return end(&call, NVML_SUCCESS);
@@ -179,34 +179,34 @@ static nvmlReturn_t give_number(Function function, nvmlDevice_t device, unsigned
 
 EXPORT nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
 {
-    return give_number(F_nvmlDeviceGetIndex, device, index);
+    return get_number(F_nvmlDeviceGetIndex, device, index);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned int *minor)
 {
-    return give_number(F_nvmlDeviceGetMinorNumber, device, minor);
+    return get_number(F_nvmlDeviceGetMinorNumber, device, minor);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetArchitecture(nvmlDevice_t device, unsigned int *architecture)
 {
-    return give_number(F_nvmlDeviceGetArchitecture, device, architecture);
+    return get_number(F_nvmlDeviceGetArchitecture, device, architecture);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetBrand(nvmlDevice_t device, unsigned int *brand)
 {
-    return give_number(F_nvmlDeviceGetBrand, device, brand);
+    return get_number(F_nvmlDeviceGetBrand, device, brand);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned int *count)
 {
-    return give_number(F_nvmlDeviceGetMaxMigDeviceCount, device, count);
+    return get_number(F_nvmlDeviceGetMaxMigDeviceCount, device, count);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *minor)
 {
     Call call;
-    Place place;
-    nvmlReturn_t code = begin_device(&call, F_nvmlDeviceGetCudaComputeCapability, device, &place);
+    Target target;
+    nvmlReturn_t code = begin_device(&call, F_nvmlDeviceGetCudaComputeCapability, device, &target);
     if (code != NVML_SUCCESS)
         return code;
     if (major == NULL || minor == NULL)
@@ -219,13 +219,13 @@ EXPORT nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int 
 EXPORT nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci)
 {
     Call call;
-    Place place;
-    nvmlReturn_t code = begin_gpu(&call, F_nvmlDeviceGetPciInfo_v3, device, &place);
+    Target target;
+    nvmlReturn_t code = begin_gpu(&call, F_nvmlDeviceGetPciInfo_v3, device, &target);
     if (code != NVML_SUCCESS)
         return code;
     if (pci == NULL)
         return end(&call, NVML_ERROR_INVALID_ARGUMENT);
-    const GpuFacts *facts = place.facts;
+    const GpuFacts *facts = target.facts;
     *pci = (nvmlPciInfo_t){
         .domain = facts->domain,
         .bus = facts->bus,
@@ -233,7 +233,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *
         .pciDeviceId = facts->pci_device_id,
         .pciSubSystemId = facts->pci_subsystem_id,
     };
-    name_bus(facts, pci->busId);
+    format_bus_id(facts, pci->busId);
     snprintf(pci->busIdLegacy, BUS_ID_LEGACY_SIZE, "%04X:%02X:%02X.0", facts->domain & 0xFFFF,
              facts->bus & 0xFF, facts->device & 0xFF);
     return end(&call, NVML_SUCCESS);
@@ -242,13 +242,13 @@ EXPORT nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *
 EXPORT nvmlReturn_t nvmlDeviceIsMigDeviceHandle(nvmlDevice_t device, unsigned int *is_mig)
 {
     Call call;
-    Place place;
-    nvmlReturn_t code = begin_device(&call, F_nvmlDeviceIsMigDeviceHandle, device, &place);
+    Target target;
+    nvmlReturn_t code = begin_device(&call, F_nvmlDeviceIsMigDeviceHandle, device, &target);
     if (code != NVML_SUCCESS)
         return code;
     if (is_mig == NULL)
         return end(&call, NVML_ERROR_INVALID_ARGUMENT);
-    *is_mig = place.compute != NULL;
+    *is_mig = target.compute != NULL;
     return end(&call, NVML_SUCCESS);
 }
 
@@ -256,17 +256,17 @@ EXPORT nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, uns
                                                         nvmlDevice_t *mig)
 {
     Call call;
-    Place place;
-    nvmlReturn_t code = begin_gpu(&call, F_nvmlDeviceGetMigDeviceHandleByIndex, device, &place);
+    Target target;
+    nvmlReturn_t code = begin_gpu(&call, F_nvmlDeviceGetMigDeviceHandleByIndex, device, &target);
     if (code != NVML_SUCCESS)
         return code;
-    /* With MIG off no index is too large: there is just nothing there. */
-    if (mig == NULL || (place.gpu->mig && index >= machine->mig_devices))
+    /* With MIG off, every index is "not found", however large. */
+    if (mig == NULL || (target.gpu->mig && index >= machine->mig_devices))
         return end(&call, NVML_ERROR_INVALID_ARGUMENT);
     const ComputeInstance *sorted[MAX_SLICES];
-    if (index >= mig_devices(place.gpu, sorted))
+    if (index >= mig_devices(target.gpu, sorted))
         return end(&call, NVML_ERROR_NOT_FOUND);
-    *mig = make_handle(MIG_HANDLE, place.number, sorted[index]->serial);
+    *mig = make_handle(MIG_HANDLE, target.number, sorted[index]->serial);
     return end(&call, NVML_SUCCESS);
 }
 
@@ -274,64 +274,64 @@ EXPORT nvmlReturn_t nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvmlDevice_t mi
                                                                  nvmlDevice_t *device)
 {
     Call call;
-    Place place;
+    Target target;
     nvmlReturn_t code =
-        begin_mig(&call, F_nvmlDeviceGetDeviceHandleFromMigDeviceHandle, mig, &place);
+        begin_mig(&call, F_nvmlDeviceGetDeviceHandleFromMigDeviceHandle, mig, &target);
     if (code != NVML_SUCCESS)
         return code;
     if (device == NULL)
         return end(&call, NVML_ERROR_INVALID_ARGUMENT);
-    *device = make_handle(GPU_HANDLE, place.number, 0);
+    *device = make_handle(GPU_HANDLE, target.number, 0);
     return end(&call, NVML_SUCCESS);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetGpuInstanceId(nvmlDevice_t mig, unsigned int *id)
 {
     Call call;
-    Place place;
-    nvmlReturn_t code = begin_mig(&call, F_nvmlDeviceGetGpuInstanceId, mig, &place);
+    Target target;
+    nvmlReturn_t code = begin_mig(&call, F_nvmlDeviceGetGpuInstanceId, mig, &target);
     if (code != NVML_SUCCESS)
         return code;
     if (id == NULL)
         return end(&call, NVML_ERROR_INVALID_ARGUMENT);
-    *id = place.instance->id;
+    *id = target.instance->id;
     return end(&call, NVML_SUCCESS);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetComputeInstanceId(nvmlDevice_t mig, unsigned int *id)
 {
     Call call;
-    Place place;
-    nvmlReturn_t code = begin_mig(&call, F_nvmlDeviceGetComputeInstanceId, mig, &place);
+    Target target;
+    nvmlReturn_t code = begin_mig(&call, F_nvmlDeviceGetComputeInstanceId, mig, &target);
     if (code != NVML_SUCCESS)
         return code;
     if (id == NULL)
         return end(&call, NVML_ERROR_INVALID_ARGUMENT);
-    *id = place.compute->id;
+    *id = target.compute->id;
     return end(&call, NVML_SUCCESS);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetAttributes_v2(nvmlDevice_t mig, nvmlDeviceAttributes_t *attributes)
 {
     Call call;
-    Place place;
-    nvmlReturn_t code = begin_device(&call, F_nvmlDeviceGetAttributes_v2, mig, &place);
+    Target target;
+    nvmlReturn_t code = begin_device(&call, F_nvmlDeviceGetAttributes_v2, mig, &target);
     if (code != NVML_SUCCESS)
         return code;
     if (attributes == NULL)
         return end(&call, NVML_ERROR_INVALID_ARGUMENT);
-    if (place.compute == NULL) /* other functions call a GPU an invalid argument */
+    if (target.compute == NULL) /* for a GPU, other functions return an invalid argument */
         return end(&call, NVML_ERROR_NOT_SUPPORTED);
-    const GpuProfile *profile = place.profile;
+    const GpuProfile *profile = target.profile;
     *attributes = (nvmlDeviceAttributes_t){
-        .multiprocessorCount = place.compute_profile->multiprocessors,
+        .multiprocessorCount = target.compute_profile->multiprocessors,
         .sharedCopyEngineCount = profile->copy_engines,
         .sharedDecoderCount = profile->decoders,
         .sharedEncoderCount = profile->encoders,
         .sharedJpegCount = profile->jpeg_engines,
         .sharedOfaCount = profile->ofa_engines,
         .gpuInstanceSliceCount = profile->compute,
-        .computeInstanceSliceCount = place.compute_profile->slices,
+        .computeInstanceSliceCount = target.compute_profile->slices,
         .memorySizeMB = profile->memory_mib,
     };
     return end(&call, NVML_SUCCESS);

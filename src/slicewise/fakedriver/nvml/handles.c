@@ -1,4 +1,4 @@
-/* Finding what a handle stands for. */
+/* Resolving handles. */
 #include "handles.h"
 
 #include <stdio.h>
@@ -14,11 +14,11 @@ void *make_handle(Kind kind, uint32_t gpu, uint64_t serial)
     return (void *)(uintptr_t)bits;
 }
 
-static uint64_t bits_of(const void *handle) { return (uint64_t)(uintptr_t)handle; }
+static uint64_t handle_bits(const void *handle) { return (uint64_t)(uintptr_t)handle; }
 
 uint32_t handle_gpu(const void *handle)
 {
-    return handle == NULL ? ANY : (uint32_t)(bits_of(handle) >> SERIAL_BITS & 0xFF);
+    return handle == NULL ? ANY : (uint32_t)(handle_bits(handle) >> SERIAL_BITS & 0xFF);
 }
 
 const GpuInstance *instance_of(const Gpu *gpu, uint64_t serial)
@@ -37,77 +37,80 @@ const ComputeInstance *compute_of(const Gpu *gpu, uint64_t serial)
     return NULL;
 }
 
-static nvmlReturn_t find(const void *handle, Place *place)
+static nvmlReturn_t resolve(const void *handle, Target *target)
 {
-    Kind kind = (Kind)(bits_of(handle) >> KIND_SHIFT);
-    uint64_t serial = bits_of(handle) & SERIAL_MASK;
-    *place = (Place){.number = handle_gpu(handle)};
-    if (place->number >= machine->gpu_count)
+    Kind kind = (Kind)(handle_bits(handle) >> KIND_SHIFT);
+    uint64_t serial = handle_bits(handle) & SERIAL_MASK;
+    *target = (Target){.number = handle_gpu(handle)};
+    if (target->number >= machine->gpu_count)
         return NVML_ERROR_INVALID_ARGUMENT;
-    place->gpu = &now()->gpus[place->number];
-    place->facts = &machine->facts[place->number];
+    target->gpu = &current_state()->gpus[target->number];
+    target->facts = &machine->facts[target->number];
     if (kind == GI_HANDLE)
-        place->instance = instance_of(place->gpu, serial);
+        target->instance = instance_of(target->gpu, serial);
     if (kind == MIG_HANDLE || kind == CI_HANDLE) {
-        place->compute = compute_of(place->gpu, serial);
-        if (place->compute != NULL)
-            place->instance = instance_of(place->gpu, place->compute->parent);
+        target->compute = compute_of(target->gpu, serial);
+        if (target->compute != NULL)
+            target->instance = instance_of(target->gpu, target->compute->parent);
     }
-    if (place->gpu->lost || place->gpu->removed)
+    if (target->gpu->lost || target->gpu->removed)
         return NVML_ERROR_GPU_IS_LOST;
     if (kind == GPU_HANDLE)
         return NVML_SUCCESS;
-    if (place->instance == NULL)
+    if (target->instance == NULL)
         return NVML_ERROR_INVALID_ARGUMENT;
-    place->profile = &machine->profiles[place->instance->profile];
-    if (place->compute != NULL)
-        place->compute_profile = &place->profile->compute_profiles[place->compute->profile];
+    target->profile = &machine->profiles[target->instance->profile];
+    if (target->compute != NULL)
+        target->compute_profile = &target->profile->compute_profiles[target->compute->profile];
     return NVML_SUCCESS;
 }
 
-static bool is(const void *handle, Kind kind) { return bits_of(handle) >> KIND_SHIFT == kind; }
+static bool has_kind(const void *handle, Kind kind)
+{
+    return handle_bits(handle) >> KIND_SHIFT == kind;
+}
 
-static nvmlReturn_t begin_with(Call *call, Function function, const void *handle, bool fitting,
-                               Place *place)
+static nvmlReturn_t begin_with(Call *call, Function function, const void *handle, bool valid_kind,
+                               Target *target)
 {
     nvmlReturn_t code = begin(call, function, handle_gpu(handle));
     if (code != NVML_SUCCESS)
         return code;
-    code = fitting ? find(handle, place) : NVML_ERROR_INVALID_ARGUMENT;
+    code = valid_kind ? resolve(handle, target) : NVML_ERROR_INVALID_ARGUMENT;
     return code == NVML_SUCCESS ? NVML_SUCCESS : end(call, code);
 }
 
-nvmlReturn_t begin_device(Call *call, Function function, nvmlDevice_t device, Place *place)
+nvmlReturn_t begin_device(Call *call, Function function, nvmlDevice_t device, Target *target)
 {
-    bool fitting = is(device, GPU_HANDLE) || is(device, MIG_HANDLE);
-    return begin_with(call, function, device, fitting, place);
+    bool valid_kind = has_kind(device, GPU_HANDLE) || has_kind(device, MIG_HANDLE);
+    return begin_with(call, function, device, valid_kind, target);
 }
 
-nvmlReturn_t begin_gpu(Call *call, Function function, nvmlDevice_t device, Place *place)
+nvmlReturn_t begin_gpu(Call *call, Function function, nvmlDevice_t device, Target *target)
 {
-    nvmlReturn_t code = begin_device(call, function, device, place);
-    if (code == NVML_SUCCESS && place->compute != NULL)
+    nvmlReturn_t code = begin_device(call, function, device, target);
+    if (code == NVML_SUCCESS && target->compute != NULL)
         return end(call, NVML_ERROR_INVALID_ARGUMENT);
     return code;
 }
 
-nvmlReturn_t begin_mig(Call *call, Function function, nvmlDevice_t device, Place *place)
+nvmlReturn_t begin_mig(Call *call, Function function, nvmlDevice_t device, Target *target)
 {
-    nvmlReturn_t code = begin_device(call, function, device, place);
-    if (code == NVML_SUCCESS && place->compute == NULL)
+    nvmlReturn_t code = begin_device(call, function, device, target);
+    if (code == NVML_SUCCESS && target->compute == NULL)
         return end(call, NVML_ERROR_INVALID_ARGUMENT);
     return code;
 }
 
-nvmlReturn_t begin_instance(Call *call, Function function, nvmlGpuInstance_t handle, Place *place)
+nvmlReturn_t begin_instance(Call *call, Function function, nvmlGpuInstance_t handle, Target *target)
 {
-    return begin_with(call, function, handle, is(handle, GI_HANDLE), place);
+    return begin_with(call, function, handle, has_kind(handle, GI_HANDLE), target);
 }
 
 nvmlReturn_t begin_compute(Call *call, Function function, nvmlComputeInstance_t handle,
-                           Place *place)
+                           Target *target)
 {
-    return begin_with(call, function, handle, is(handle, CI_HANDLE), place);
+    return begin_with(call, function, handle, has_kind(handle, CI_HANDLE), target);
 }
 
 uint32_t mig_devices(const Gpu *gpu, const ComputeInstance *sorted[MAX_SLICES])
@@ -131,8 +134,8 @@ uint32_t mig_devices(const Gpu *gpu, const ComputeInstance *sorted[MAX_SLICES])
     return count;
 }
 
-/* Mixes a number so that neighbours look unlike each other (the finalizer of splitmix64). */
-static uint64_t mixed(uint64_t number)
+/* The finalizer of splitmix64: consecutive numbers give unrelated results. */
+static uint64_t mix(uint64_t number)
 {
     number += 0x9E3779B97F4A7C15ull;
     number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9ull;
@@ -142,15 +145,15 @@ static uint64_t mixed(uint64_t number)
 
 void new_uuid(uint32_t gpu, uint64_t serial, char text[UUID_SIZE])
 {
-    uint64_t low = mixed(mixed(machine->seed ^ mixed(gpu)) ^ serial);
-    uint64_t high = mixed(low ^ machine->seed);
+    uint64_t low = mix(mix(machine->seed ^ mix(gpu)) ^ serial);
+    uint64_t high = mix(low ^ machine->seed);
     snprintf(text, UUID_SIZE, "MIG-%08x-%04x-5%03x-%04x-%012llx", (unsigned int)(high >> 32),
              (unsigned int)(high >> 16 & 0xFFFF), (unsigned int)(high & 0xFFF),
              (unsigned int)(low >> 48 & 0x3FFF) | 0x8000,
              (unsigned long long)(low & 0xFFFFFFFFFFFFull));
 }
 
-nvmlReturn_t give_text(const char *text, char *buffer, unsigned int length)
+nvmlReturn_t copy_text(const char *text, char *buffer, unsigned int length)
 {
     if (buffer == NULL)
         return NVML_ERROR_INVALID_ARGUMENT;

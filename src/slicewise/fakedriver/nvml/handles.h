@@ -1,8 +1,7 @@
-/* Handles: what they stand for, and finding it in the state.
+/* Handles, and the objects they refer to.
  *
- * A handle carries its kind, its GPU and the serial number of an instance. Serials are never given
- * twice, so that the handle of an instance that is gone is recognised, even where another one has
- * taken its place.
+ * A handle encodes its kind, its GPU and the serial of an instance. Serials are never reused, so
+ * the handle of a destroyed instance is detected even if another instance took its placement.
  */
 #ifndef SLICEWISE_HANDLES_H
 #define SLICEWISE_HANDLES_H
@@ -23,32 +22,33 @@ uint32_t handle_gpu(const void *handle);
 const GpuInstance *instance_of(const Gpu *gpu, uint64_t serial);
 const ComputeInstance *compute_of(const Gpu *gpu, uint64_t serial);
 
-/* What a handle leads to. */
+/* The objects that a handle refers to. */
 typedef struct {
-    uint32_t number; /* of the GPU in the machine */
+    uint32_t number; /* index of the GPU in the machine */
     const Gpu *gpu;
     const GpuFacts *facts;
     const GpuInstance *instance; /* NULL for a GPU */
     const GpuProfile *profile;
     const ComputeInstance *compute; /* NULL for a GPU and for a GPU instance */
     const ComputeProfile *compute_profile;
-} Place;
+} Target;
 
-/* Begin a call with a handle; unless it succeeds, the call has ended already. */
-nvmlReturn_t begin_device(Call *call, Function function, nvmlDevice_t device, Place *place);
-nvmlReturn_t begin_gpu(Call *call, Function function, nvmlDevice_t device, Place *place);
-nvmlReturn_t begin_mig(Call *call, Function function, nvmlDevice_t device, Place *place);
-nvmlReturn_t begin_instance(Call *call, Function function, nvmlGpuInstance_t handle, Place *place);
+/* Begin a call with a handle. On failure, the call has ended already. */
+nvmlReturn_t begin_device(Call *call, Function function, nvmlDevice_t device, Target *target);
+nvmlReturn_t begin_gpu(Call *call, Function function, nvmlDevice_t device, Target *target);
+nvmlReturn_t begin_mig(Call *call, Function function, nvmlDevice_t device, Target *target);
+nvmlReturn_t begin_instance(Call *call, Function function, nvmlGpuInstance_t handle,
+                            Target *target);
 nvmlReturn_t begin_compute(Call *call, Function function, nvmlComputeInstance_t handle,
-                           Place *place);
+                           Target *target);
 
-/* The compute instances of a GPU as MIG devices, in the order of their indices. */
+/* The compute instances of a GPU as MIG devices, in index order. */
 uint32_t mig_devices(const Gpu *gpu, const ComputeInstance *sorted[MAX_SLICES]);
 
 /* A UUID for the MIG device of a new compute instance. */
 void new_uuid(uint32_t gpu, uint64_t serial, char text[UUID_SIZE]);
 
-/* Copy text into a caller's buffer of so many bytes. */
-nvmlReturn_t give_text(const char *text, char *buffer, unsigned int length);
+/* Copy text into a caller's buffer of `length` bytes. */
+nvmlReturn_t copy_text(const char *text, char *buffer, unsigned int length);
 
 #endif

@@ -10,20 +10,20 @@ typedef struct {
     unsigned long long total, reserved, used;
 } Memory;
 
-static Memory memory_of(const Place *place)
+static Memory memory_of(const Target *target)
 {
     Memory memory;
-    if (place->compute != NULL) {
-        memory.total = place->profile->memory_mib * MIB;
-        memory.reserved = memory.total / 256; /* some small part */
-        memory.used = place->compute->memory_used;
+    if (target->compute != NULL) {
+        memory.total = target->profile->memory_mib * MIB;
+        memory.reserved = memory.total / 256; /* a small part */
+        memory.used = target->compute->memory_used;
     } else {
         memory.total = machine->memory_mib * MIB;
         memory.reserved = machine->memory_reserved;
-        memory.used = place->gpu->memory_used;
+        memory.used = target->gpu->memory_used;
         for (int slot = 0; slot < MAX_SLICES; slot++)
-            if (place->gpu->computes[slot].serial != 0)
-                memory.used += place->gpu->computes[slot].memory_used;
+            if (target->gpu->computes[slot].serial != 0)
+                memory.used += target->gpu->computes[slot].memory_used;
     }
     if (memory.used > memory.total - memory.reserved)
         memory.used = memory.total - memory.reserved;
@@ -33,14 +33,14 @@ static Memory memory_of(const Place *place)
 EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *info)
 {
     Call call;
-    Place place;
-    nvmlReturn_t code = begin_device(&call, F_nvmlDeviceGetMemoryInfo, device, &place);
+    Target target;
+    nvmlReturn_t code = begin_device(&call, F_nvmlDeviceGetMemoryInfo, device, &target);
     if (code != NVML_SUCCESS)
         return code;
     if (info == NULL)
         return end(&call, NVML_ERROR_INVALID_ARGUMENT);
-    Memory memory = memory_of(&place);
-    /* In this older form, what is reserved counts as used. */
+    Memory memory = memory_of(&target);
+    /* In this older variant, reserved memory counts as used. */
     info->total = memory.total;
     info->used = memory.used + memory.reserved;
     info->free = memory.total - info->used;
@@ -50,15 +50,15 @@ EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *i
 EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *info)
 {
     Call call;
-    Place place;
-    nvmlReturn_t code = begin_device(&call, F_nvmlDeviceGetMemoryInfo_v2, device, &place);
+    Target target;
+    nvmlReturn_t code = begin_device(&call, F_nvmlDeviceGetMemoryInfo_v2, device, &target);
     if (code != NVML_SUCCESS)
         return code;
     if (info == NULL)
         return end(&call, NVML_ERROR_INVALID_ARGUMENT);
     if (info->version != VERSIONED(nvmlMemory_v2_t, 2))
         return end(&call, NVML_ERROR_FUNCTION_NOT_FOUND);
-    Memory memory = memory_of(&place);
+    Memory memory = memory_of(&target);
     info->total = memory.total;
     info->reserved = memory.reserved;
     info->used = memory.used;
@@ -70,21 +70,21 @@ EXPORT nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, unsigned int s
                                              unsigned int *temperature)
 {
     Call call;
-    Place place;
-    nvmlReturn_t code = begin_gpu(&call, F_nvmlDeviceGetTemperature, device, &place);
+    Target target;
+    nvmlReturn_t code = begin_gpu(&call, F_nvmlDeviceGetTemperature, device, &target);
     if (code != NVML_SUCCESS)
         return code;
     if (sensor != 0 || temperature == NULL)
         return end(&call, NVML_ERROR_INVALID_ARGUMENT);
-    *temperature = place.gpu->temperature;
+    *temperature = target.gpu->temperature;
     return end(&call, NVML_SUCCESS);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetTemperatureV(nvmlDevice_t device, nvmlTemperature_v1_t *reading)
 {
     Call call;
-    Place place;
-    nvmlReturn_t code = begin_gpu(&call, F_nvmlDeviceGetTemperatureV, device, &place);
+    Target target;
+    nvmlReturn_t code = begin_gpu(&call, F_nvmlDeviceGetTemperatureV, device, &target);
     if (code != NVML_SUCCESS)
         return code;
     if (reading == NULL)
@@ -93,7 +93,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetTemperatureV(nvmlDevice_t device, nvmlTemperatu
         return end(&call, NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
     if (reading->sensorType != 0)
         return end(&call, NVML_ERROR_INVALID_ARGUMENT);
-    reading->temperature = (int)place.gpu->temperature;
+    reading->temperature = (int)target.gpu->temperature;
     return end(&call, NVML_SUCCESS);
 }
 
@@ -101,8 +101,8 @@ EXPORT nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t device, unsigned int *curr
                                          unsigned int *pending)
 {
     Call call;
-    Place place;
-    nvmlReturn_t code = begin_gpu(&call, F_nvmlDeviceGetEccMode, device, &place);
+    Target target;
+    nvmlReturn_t code = begin_gpu(&call, F_nvmlDeviceGetEccMode, device, &target);
     if (code != NVML_SUCCESS)
         return code;
     if (current == NULL || pending == NULL)
@@ -115,23 +115,23 @@ EXPORT nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, unsigned in
                                                 unsigned int counter, unsigned long long *count)
 {
     Call call;
-    Place place;
-    nvmlReturn_t code = begin_gpu(&call, F_nvmlDeviceGetTotalEccErrors, device, &place);
+    Target target;
+    nvmlReturn_t code = begin_gpu(&call, F_nvmlDeviceGetTotalEccErrors, device, &target);
     if (code != NVML_SUCCESS)
         return code;
     if (type > 1 || counter > 1 || count == NULL)
         return end(&call, NVML_ERROR_INVALID_ARGUMENT);
-    *count = place.gpu->ecc[type][counter];
+    *count = target.gpu->ecc[type][counter];
     return end(&call, NVML_SUCCESS);
 }
 
-/* The processes that keep instances busy, of a GPU or of one MIG device. */
-static nvmlReturn_t give_processes(Function function, nvmlDevice_t device, unsigned int *count,
+/* The processes that use the instances of a GPU, or one MIG device. */
+static nvmlReturn_t get_processes(Function function, nvmlDevice_t device, unsigned int *count,
                                    nvmlProcessInfo_t *processes)
 {
     Call call;
-    Place place;
-    nvmlReturn_t code = begin_device(&call, function, device, &place);
+    Target target;
+    nvmlReturn_t code = begin_device(&call, function, device, &target);
     if (code != NVML_SUCCESS)
         return code;
     if (count == NULL)
@@ -139,10 +139,10 @@ static nvmlReturn_t give_processes(Function function, nvmlDevice_t device, unsig
     unsigned int room = processes != NULL ? *count : 0;
     unsigned int found = 0;
     for (int slot = 0; slot < MAX_SLICES; slot++) {
-        const ComputeInstance *compute = &place.gpu->computes[slot];
-        if (compute->serial == 0 || (place.compute != NULL && place.compute != compute))
+        const ComputeInstance *compute = &target.gpu->computes[slot];
+        if (compute->serial == 0 || (target.compute != NULL && target.compute != compute))
             continue;
-        const GpuInstance *instance = instance_of(place.gpu, compute->parent);
+        const GpuInstance *instance = instance_of(target.gpu, compute->parent);
         if (instance->busy == 0)
             continue;
         if (found < room)
@@ -162,12 +162,12 @@ EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device,
                                                             unsigned int *count,
                                                             nvmlProcessInfo_t *processes)
 {
-    return give_processes(F_nvmlDeviceGetComputeRunningProcesses_v2, device, count, processes);
+    return get_processes(F_nvmlDeviceGetComputeRunningProcesses_v2, device, count, processes);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device,
                                                             unsigned int *count,
                                                             nvmlProcessInfo_t *processes)
 {
-    return give_processes(F_nvmlDeviceGetComputeRunningProcesses_v3, device, count, processes);
+    return get_processes(F_nvmlDeviceGetComputeRunningProcesses_v3, device, count, processes);
 }

@@ -1,8 +1,8 @@
-/* GPU instances: made, found, described, destroyed. */
+/* GPU instances: create, find, describe, destroy. */
 #include "handles.h"
 #include "legality.h"
 
-/* A slot for a new instance; as many slots as slices, so that one is free whenever one fits. */
+/* A free slot for a new instance; there are as many slots as slices, so one is always free. */
 static GpuInstance *free_slot(Gpu *gpu)
 {
     for (int slot = 0; slot < MAX_SLICES; slot++)
@@ -23,39 +23,39 @@ static nvmlReturn_t create(Function function, nvmlDevice_t device, unsigned int 
                            const nvmlPlacement_t *placement, nvmlGpuInstance_t *handle)
 {
     Call call;
-    Place place;
-    nvmlReturn_t code = begin_gpu(&call, function, device, &place);
+    Target target;
+    nvmlReturn_t code = begin_gpu(&call, function, device, &target);
     if (code != NVML_SUCCESS)
         return code;
     if (handle == NULL || (!anywhere && placement == NULL))
         return end(&call, NVML_ERROR_INVALID_ARGUMENT);
-    if (!place.gpu->mig)
+    if (!target.gpu->mig)
         return end(&call, NVML_ERROR_NOT_SUPPORTED);
     const GpuProfile *profile = profile_with_id(id);
     if (profile == NULL)
         return end(&call, NVML_ERROR_INVALID_ARGUMENT);
     uint32_t start;
     if (anywhere) {
-        start = chosen_start(place.gpu, profile);
+        start = default_start(target.gpu, profile);
         if (start == ANY)
             return end(&call, NVML_ERROR_INSUFFICIENT_RESOURCES);
     } else {
         start = placement->start;
         if (placement->size != profile->size || !offered(profile, start))
             return end(&call, NVML_ERROR_INVALID_ARGUMENT);
-        if (!fits(place.gpu, profile, start))
+        if (!fits(target.gpu, profile, start))
             return end(&call, NVML_ERROR_INSUFFICIENT_RESOURCES);
     }
     Image *next = draft();
     uint64_t serial = next->next_serial++;
-    *free_slot(&next->gpus[place.number]) = (GpuInstance){
+    *free_slot(&next->gpus[target.number]) = (GpuInstance){
         .serial = serial,
         .profile = (uint32_t)(profile - machine->profiles),
         .start = start,
-        .id = instance_id(place.number, profile, start),
+        .id = instance_id(target.number, profile, start),
     };
     commit(&call);
-    *handle = make_handle(GI_HANDLE, place.number, serial);
+    *handle = make_handle(GI_HANDLE, target.number, serial);
     return end(&call, NVML_SUCCESS);
 }
 
@@ -76,14 +76,14 @@ EXPORT nvmlReturn_t nvmlDeviceCreateGpuInstanceWithPlacement(nvmlDevice_t device
 EXPORT nvmlReturn_t nvmlGpuInstanceDestroy(nvmlGpuInstance_t handle)
 {
     Call call;
-    Place place;
-    nvmlReturn_t code = begin_instance(&call, F_nvmlGpuInstanceDestroy, handle, &place);
+    Target target;
+    nvmlReturn_t code = begin_instance(&call, F_nvmlGpuInstanceDestroy, handle, &target);
     if (code != NVML_SUCCESS)
         return code;
-    if (place.instance->busy || taken_compute(place.gpu, place.instance) != 0)
+    if (target.instance->busy || used_compute_slices(target.gpu, target.instance) != 0)
         return end(&call, NVML_ERROR_IN_USE);
     Image *next = draft();
-    next->gpus[place.number].instances[place.instance - place.gpu->instances] = (GpuInstance){0};
+    next->gpus[target.number].instances[target.instance - target.gpu->instances] = (GpuInstance){0};
     commit(&call);
     return end(&call, NVML_SUCCESS);
 }
@@ -92,19 +92,19 @@ EXPORT nvmlReturn_t nvmlDeviceGetGpuInstances(nvmlDevice_t device, unsigned int 
                                               nvmlGpuInstance_t *handles, unsigned int *count)
 {
     Call call;
-    Place place;
-    nvmlReturn_t code = begin_gpu(&call, F_nvmlDeviceGetGpuInstances, device, &place);
+    Target target;
+    nvmlReturn_t code = begin_gpu(&call, F_nvmlDeviceGetGpuInstances, device, &target);
     if (code != NVML_SUCCESS)
         return code;
     const GpuProfile *profile = profile_with_id(id);
     if (handles == NULL || count == NULL || (profile == NULL && absence_of(id) == UNKNOWN_ID))
         return end(&call, NVML_ERROR_INVALID_ARGUMENT);
-    /* With MIG off, and of profiles that other GPUs have, there are none. */
+    /* The list is empty with MIG off, and for profiles of other GPUs. */
     unsigned int found = 0;
     for (int slot = 0; slot < MAX_SLICES; slot++) {
-        const GpuInstance *instance = &place.gpu->instances[slot];
+        const GpuInstance *instance = &target.gpu->instances[slot];
         if (instance->serial != 0 && &machine->profiles[instance->profile] == profile)
-            handles[found++] = make_handle(GI_HANDLE, place.number, instance->serial);
+            handles[found++] = make_handle(GI_HANDLE, target.number, instance->serial);
     }
     *count = found;
     return end(&call, NVML_SUCCESS);
@@ -114,16 +114,16 @@ EXPORT nvmlReturn_t nvmlDeviceGetGpuInstanceById(nvmlDevice_t device, unsigned i
                                                  nvmlGpuInstance_t *handle)
 {
     Call call;
-    Place place;
-    nvmlReturn_t code = begin_gpu(&call, F_nvmlDeviceGetGpuInstanceById, device, &place);
+    Target target;
+    nvmlReturn_t code = begin_gpu(&call, F_nvmlDeviceGetGpuInstanceById, device, &target);
     if (code != NVML_SUCCESS)
         return code;
     if (handle == NULL)
         return end(&call, NVML_ERROR_INVALID_ARGUMENT);
     for (int slot = 0; slot < MAX_SLICES; slot++) {
-        const GpuInstance *instance = &place.gpu->instances[slot];
+        const GpuInstance *instance = &target.gpu->instances[slot];
         if (instance->serial != 0 && instance->id == id) {
-            *handle = make_handle(GI_HANDLE, place.number, instance->serial);
+            *handle = make_handle(GI_HANDLE, target.number, instance->serial);
             return end(&call, NVML_SUCCESS);
         }
     }
@@ -133,17 +133,17 @@ EXPORT nvmlReturn_t nvmlDeviceGetGpuInstanceById(nvmlDevice_t device, unsigned i
 EXPORT nvmlReturn_t nvmlGpuInstanceGetInfo(nvmlGpuInstance_t handle, nvmlGpuInstanceInfo_t *info)
 {
     Call call;
-    Place place;
-    nvmlReturn_t code = begin_instance(&call, F_nvmlGpuInstanceGetInfo, handle, &place);
+    Target target;
+    nvmlReturn_t code = begin_instance(&call, F_nvmlGpuInstanceGetInfo, handle, &target);
     if (code != NVML_SUCCESS)
         return code;
     if (info == NULL)
         return end(&call, NVML_ERROR_INVALID_ARGUMENT);
     *info = (nvmlGpuInstanceInfo_t){
-        .device = make_handle(GPU_HANDLE, place.number, 0),
-        .id = place.instance->id,
-        .profileId = place.profile->id,
-        .placement = {place.instance->start, place.profile->size},
+        .device = make_handle(GPU_HANDLE, target.number, 0),
+        .id = target.instance->id,
+        .profileId = target.profile->id,
+        .placement = {target.instance->start, target.profile->size},
     };
     return end(&call, NVML_SUCCESS);
 }

@@ -1,23 +1,23 @@
-/* What fits on a GPU. Nothing here knows a model: slices, starts and budgets come from the file. */
+/* Placement rules. Slices, starts and budgets come from the state file, not from the code. */
 #include "legality.h"
 
 const GpuProfile *profile_with_number(uint32_t number)
 {
-    for (uint32_t place = 0; place < machine->profile_count; place++)
-        if (machine->profiles[place].number == number)
-            return &machine->profiles[place];
+    for (uint32_t index = 0; index < machine->profile_count; index++)
+        if (machine->profiles[index].number == number)
+            return &machine->profiles[index];
     return NULL;
 }
 
 const GpuProfile *profile_with_id(uint32_t id)
 {
-    for (uint32_t place = 0; place < machine->profile_count; place++)
-        if (machine->profiles[place].id == id)
-            return &machine->profiles[place];
+    for (uint32_t index = 0; index < machine->profile_count; index++)
+        if (machine->profiles[index].id == id)
+            return &machine->profiles[index];
     return NULL;
 }
 
-/* The ids an H200 with driver 580 told apart. Its own are refused where a GPU lacks them. */
+/* Ids that an H200 with driver 580 distinguishes. Its own ids are refused on other GPUs. */
 Absence absence_of(uint32_t id)
 {
     static const uint32_t refused[] = {0, 5, 6, 9, 10, 14, 15, 19, 20, 21};
@@ -33,13 +33,13 @@ Absence absence_of(uint32_t id)
 
 const ComputeProfile *compute_profile_with_id(const GpuProfile *profile, uint32_t id)
 {
-    for (uint32_t place = 0; place < profile->compute_profile_count; place++)
-        if (profile->compute_profiles[place].id == id)
-            return &profile->compute_profiles[place];
+    for (uint32_t index = 0; index < profile->compute_profile_count; index++)
+        if (profile->compute_profiles[index].id == id)
+            return &profile->compute_profiles[index];
     return NULL;
 }
 
-uint32_t taken_slices(const Gpu *gpu)
+uint32_t used_slices(const Gpu *gpu)
 {
     uint32_t taken = 0;
     for (int slot = 0; slot < MAX_SLICES; slot++) {
@@ -73,10 +73,10 @@ bool offered(const GpuProfile *profile, uint32_t start)
 
 bool fits(const Gpu *gpu, const GpuProfile *profile, uint32_t start)
 {
-    return !(taken_slices(gpu) & window(start, profile->size)) && within_budgets(gpu, profile);
+    return !(used_slices(gpu) & window(start, profile->size)) && within_budgets(gpu, profile);
 }
 
-uint32_t chosen_start(const Gpu *gpu, const GpuProfile *profile)
+uint32_t default_start(const Gpu *gpu, const GpuProfile *profile)
 {
     for (uint32_t number = 0; number < profile->start_count; number++)
         if (fits(gpu, profile, profile->preferred[number]))
@@ -84,14 +84,14 @@ uint32_t chosen_start(const Gpu *gpu, const GpuProfile *profile)
     return ANY;
 }
 
-uint32_t room_for(const Gpu *gpu, const GpuProfile *profile)
+uint32_t remaining_capacity(const Gpu *gpu, const GpuProfile *profile)
 {
     Gpu filled = *gpu;
     uint32_t count = 0;
     for (int slot = 0; slot < MAX_SLICES; slot++) {
         if (filled.instances[slot].serial != 0)
             continue;
-        /* Windows of one profile are filled from below: no other order takes more of them. */
+        /* Filling starts from below is optimal for instances of one profile. */
         uint32_t number = 0;
         while (number < profile->start_count && !fits(&filled, profile, profile->starts[number]))
             number++;
@@ -107,7 +107,7 @@ uint32_t room_for(const Gpu *gpu, const GpuProfile *profile)
     return count;
 }
 
-uint32_t taken_compute(const Gpu *gpu, const GpuInstance *instance)
+uint32_t used_compute_slices(const Gpu *gpu, const GpuInstance *instance)
 {
     const GpuProfile *profile = &machine->profiles[instance->profile];
     uint32_t taken = 0;
@@ -127,7 +127,7 @@ bool compute_offered(const ComputeProfile *profile, uint32_t start)
     return false;
 }
 
-uint32_t chosen_compute_start(uint32_t taken, const ComputeProfile *profile)
+uint32_t default_compute_start(uint32_t taken, const ComputeProfile *profile)
 {
     for (uint32_t number = 0; number < profile->start_count; number++)
         if (!(taken & window(profile->starts[number], profile->slices)))

@@ -1,4 +1,4 @@
-/* MIG mode, GPU instance profiles, and where they may go. */
+/* MIG mode, GPU instance profiles and their placements. */
 #include "handles.h"
 #include "legality.h"
 
@@ -8,14 +8,14 @@ EXPORT nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *curr
                                          unsigned int *pending)
 {
     Call call;
-    Place place;
-    nvmlReturn_t code = begin_gpu(&call, F_nvmlDeviceGetMigMode, device, &place);
+    Target target;
+    nvmlReturn_t code = begin_gpu(&call, F_nvmlDeviceGetMigMode, device, &target);
     if (code != NVML_SUCCESS)
         return code;
     if (current == NULL || pending == NULL)
         return end(&call, NVML_ERROR_INVALID_ARGUMENT);
-    *current = place.gpu->mig;
-    *pending = place.gpu->mig_pending;
+    *current = target.gpu->mig;
+    *pending = target.gpu->mig_pending;
     return end(&call, NVML_SUCCESS);
 }
 
@@ -23,13 +23,13 @@ EXPORT nvmlReturn_t nvmlDeviceSetMigMode(nvmlDevice_t device, unsigned int mode,
                                          nvmlReturn_t *activation)
 {
     Call call;
-    Place place;
-    nvmlReturn_t code = begin_gpu(&call, F_nvmlDeviceSetMigMode, device, &place);
+    Target target;
+    nvmlReturn_t code = begin_gpu(&call, F_nvmlDeviceSetMigMode, device, &target);
     if (code != NVML_SUCCESS)
         return code;
     if (mode > 1 || activation == NULL)
         return end(&call, NVML_ERROR_INVALID_ARGUMENT);
-    Gpu *gpu = &draft()->gpus[place.number];
+    Gpu *gpu = &draft()->gpus[target.number];
     gpu->mig_pending = mode;
     *activation = NVML_SUCCESS;
     if (gpu->mig != mode) {
@@ -47,15 +47,15 @@ EXPORT nvmlReturn_t nvmlDeviceSetMigMode(nvmlDevice_t device, unsigned int mode,
     return end(&call, NVML_SUCCESS);
 }
 
-/* Fill in the structure of whichever version the caller has.
+/* Fill the structure in the version that the caller uses.
  *
- * As read from a real driver: the version comes back as 0, and the third form has no name. */
+ * As on a real driver, the version is returned as 0, and version 3 has no name. */
 static nvmlReturn_t describe(const GpuProfile *profile, void *info)
 {
     unsigned int version;
     memcpy(&version, info, sizeof version);
     if (version == VERSIONED(nvmlGpuInstanceProfileInfo_v2_t, 2)) {
-        nvmlGpuInstanceProfileInfo_v2_t told = {
+        nvmlGpuInstanceProfileInfo_v2_t result = {
             .id = profile->id,
             .sliceCount = profile->compute,
             .instanceCount = profile->instances,
@@ -67,12 +67,12 @@ static nvmlReturn_t describe(const GpuProfile *profile, void *info)
             .ofaCount = profile->ofa_engines,
             .memorySizeMB = profile->memory_mib,
         };
-        memcpy(told.name, profile->name, NAME_SIZE);
-        memcpy(info, &told, sizeof told);
+        memcpy(result.name, profile->name, NAME_SIZE);
+        memcpy(info, &result, sizeof result);
         return NVML_SUCCESS;
     }
     if (version == VERSIONED(nvmlGpuInstanceProfileInfo_v3_t, 3)) {
-        nvmlGpuInstanceProfileInfo_v3_t told = {
+        nvmlGpuInstanceProfileInfo_v3_t result = {
             .id = profile->id,
             .sliceCount = profile->compute,
             .instanceCount = profile->instances,
@@ -85,13 +85,13 @@ static nvmlReturn_t describe(const GpuProfile *profile, void *info)
             .memorySizeMB = profile->memory_mib,
             .capabilities = profile->capabilities,
         };
-        memcpy(info, &told, sizeof told);
+        memcpy(info, &result, sizeof result);
         return NVML_SUCCESS;
     }
     return NVML_ERROR_INVALID_ARGUMENT;
 }
 
-/* The profile with NVML's number; a GPU newer than the driver may have one more than it knows. */
+/* Find a profile by NVML's constant; a GPU may have one that driver 580 does not know. */
 static nvmlReturn_t by_number(unsigned int number, const GpuProfile **profile)
 {
     *profile = profile_with_number(number);
@@ -101,8 +101,8 @@ static nvmlReturn_t by_number(unsigned int number, const GpuProfile **profile)
                                                : NVML_ERROR_INVALID_ARGUMENT;
 }
 
-/* The answer about room for an id that no profile of the GPU has: an error, or none at all. */
-static nvmlReturn_t no_room(unsigned int id, unsigned int *count)
+/* The remaining capacity for an id that no profile of the GPU has: an error or 0. */
+static nvmlReturn_t absent_profile(unsigned int id, unsigned int *count)
 {
     switch (absence_of(id)) {
     case UNKNOWN_ID:
@@ -119,9 +119,9 @@ EXPORT nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfo(nvmlDevice_t device, uns
                                                         nvmlGpuInstanceProfileInfo_t *info)
 {
     Call call;
-    Place place;
+    Target target;
     const GpuProfile *profile;
-    nvmlReturn_t code = begin_gpu(&call, F_nvmlDeviceGetGpuInstanceProfileInfo, device, &place);
+    nvmlReturn_t code = begin_gpu(&call, F_nvmlDeviceGetGpuInstanceProfileInfo, device, &target);
     if (code != NVML_SUCCESS)
         return code;
     code = info == NULL ? NVML_ERROR_INVALID_ARGUMENT : by_number(number, &profile);
@@ -145,9 +145,9 @@ EXPORT nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfoV(nvmlDevice_t device, un
                                                          void *info)
 {
     Call call;
-    Place place;
+    Target target;
     const GpuProfile *profile;
-    nvmlReturn_t code = begin_gpu(&call, F_nvmlDeviceGetGpuInstanceProfileInfoV, device, &place);
+    nvmlReturn_t code = begin_gpu(&call, F_nvmlDeviceGetGpuInstanceProfileInfoV, device, &target);
     if (code != NVML_SUCCESS)
         return code;
     code = info == NULL ? NVML_ERROR_INVALID_ARGUMENT : by_number(number, &profile);
@@ -158,9 +158,9 @@ EXPORT nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfoByIdV(nvmlDevice_t device
                                                              void *info)
 {
     Call call;
-    Place place;
+    Target target;
     nvmlReturn_t code =
-        begin_gpu(&call, F_nvmlDeviceGetGpuInstanceProfileInfoByIdV, device, &place);
+        begin_gpu(&call, F_nvmlDeviceGetGpuInstanceProfileInfoByIdV, device, &target);
     if (code != NVML_SUCCESS)
         return code;
     const GpuProfile *profile = profile_with_id(id);
@@ -178,17 +178,17 @@ EXPORT nvmlReturn_t nvmlDeviceGetGpuInstancePossiblePlacements_v2(nvmlDevice_t d
                                                                   unsigned int *count)
 {
     Call call;
-    Place place;
+    Target target;
     nvmlReturn_t code =
-        begin_gpu(&call, F_nvmlDeviceGetGpuInstancePossiblePlacements_v2, device, &place);
+        begin_gpu(&call, F_nvmlDeviceGetGpuInstancePossiblePlacements_v2, device, &target);
     if (code != NVML_SUCCESS)
         return code;
     if (count == NULL)
         return end(&call, NVML_ERROR_INVALID_ARGUMENT);
     const GpuProfile *profile = profile_with_id(id);
     if (profile == NULL)
-        return end(&call, no_room(id, count));
-    /* Also with MIG off; and what the caller has put into the count is not looked at. */
+        return end(&call, absent_profile(id, count));
+    /* Works with MIG off as well, and ignores the caller's count. */
     for (uint32_t number = 0; placements != NULL && number < profile->start_count; number++)
         placements[number] = (nvmlPlacement_t){profile->starts[number], profile->size};
     *count = profile->start_count;
@@ -199,17 +199,17 @@ EXPORT nvmlReturn_t nvmlDeviceGetGpuInstanceRemainingCapacity(nvmlDevice_t devic
                                                               unsigned int *count)
 {
     Call call;
-    Place place;
+    Target target;
     nvmlReturn_t code =
-        begin_gpu(&call, F_nvmlDeviceGetGpuInstanceRemainingCapacity, device, &place);
+        begin_gpu(&call, F_nvmlDeviceGetGpuInstanceRemainingCapacity, device, &target);
     if (code != NVML_SUCCESS)
         return code;
     if (count == NULL)
         return end(&call, NVML_ERROR_INVALID_ARGUMENT);
     const GpuProfile *profile = profile_with_id(id);
     if (profile == NULL)
-        return end(&call, no_room(id, count));
-    /* With MIG off, too: what there would be room for. */
-    *count = room_for(place.gpu, profile);
+        return end(&call, absent_profile(id, count));
+    /* Works with MIG off as well. */
+    *count = remaining_capacity(target.gpu, profile);
     return end(&call, NVML_SUCCESS);
 }

@@ -1,9 +1,9 @@
-/* The state of a machine that does not exist, as it lies in its file.
+/* The layout of a machine's state file.
  *
- * The Python side (layout.py) describes the same bytes. What never changes stands in File itself;
- * what calls change is an Image, of which the file holds two: one counts, the other is the paper
- * on which the next state is drawn. Only the store to `active` makes a change, so that a process
- * killed anywhere leaves either the state before its call or the state after it.
+ * layout.py describes the same bytes in Python. Constant data is in File itself. Variable state is
+ * in an Image, of which the file holds two: the active one and a draft of the next state. A store
+ * to `active` commits the draft, so a process killed at any point leaves either the state before
+ * its call or the state after it.
  */
 #ifndef SLICEWISE_STATE_H
 #define SLICEWISE_STATE_H
@@ -14,7 +14,7 @@
 
 enum {
     MAX_GPUS = 16,
-    MAX_SLICES = 16, /* also the most instances a GPU can have, of either kind */
+    MAX_SLICES = 16, /* also the maximum number of instances of either kind on a GPU */
     MAX_PROFILES = 24,
     MAX_BUDGETS = 8,
     MAX_COMPUTE_PROFILES = 8,
@@ -30,7 +30,7 @@ enum {
 
 typedef struct {
     char name[NAME_SIZE];
-    uint32_t number; /* NVML's constant: the profile that is asked about */
+    uint32_t number; /* NVML's constant, by which callers ask for the profile */
     uint32_t id;
     uint32_t slices;
     uint32_t instances;
@@ -42,7 +42,7 @@ typedef struct {
 typedef struct {
     char name[NAME_SIZE];
     uint64_t memory_mib;
-    uint32_t number; /* NVML's constant, which is not the id */
+    uint32_t number; /* NVML's constant, which differs from the id */
     uint32_t id;
     uint32_t size;
     uint32_t compute;
@@ -58,7 +58,7 @@ typedef struct {
     uint32_t start_count;
     uint32_t starts[MAX_SLICES];
     uint32_t preferred[MAX_SLICES];
-    uint32_t instance_ids[2][MAX_SLICES]; /* by start; the second row on mirrored GPUs */
+    uint32_t instance_ids[2][MAX_SLICES]; /* by start; second row for mirrored GPUs */
     uint32_t compute_profile_count;
     ComputeProfile compute_profiles[MAX_COMPUTE_PROFILES];
 } GpuProfile;
@@ -77,33 +77,33 @@ typedef struct {
 } GpuFacts;
 
 typedef struct {
-    uint64_t serial; /* 0 where there is none; never given twice, so that old handles are seen */
-    uint32_t profile; /* its place in File.profiles */
+    uint64_t serial; /* 0 if the slot is empty; never reused, so stale handles are detected */
+    uint32_t profile; /* index in File.profiles */
     uint32_t start;
     uint32_t id;
     uint32_t busy; /* the process that uses it, or 0 */
 } GpuInstance;
 
 typedef struct {
-    char uuid[UUID_SIZE]; /* of its MIG device; new for every instance */
+    char uuid[UUID_SIZE]; /* of the MIG device; new for every instance */
     uint64_t serial;
-    uint64_t parent; /* the serial of its GPU instance */
+    uint64_t parent; /* serial of its GPU instance */
     uint64_t memory_used;
-    uint32_t profile; /* its place in GpuProfile.compute_profiles */
+    uint32_t profile; /* index in GpuProfile.compute_profiles */
     uint32_t start;
     uint32_t id;
     uint32_t unused;
 } ComputeInstance;
 
 typedef struct {
-    uint32_t lost; /* fallen off the bus: still counted, answers nothing */
-    uint32_t removed; /* gone for processes that start after this */
+    uint32_t lost; /* fallen off the bus: still counted, but all calls fail */
+    uint32_t removed; /* missing for processes that start later */
     uint32_t mig;
     uint32_t mig_pending;
     uint32_t temperature;
     uint32_t unused;
     uint64_t memory_used;
-    uint64_t ecc[2][2]; /* corrected and uncorrected; since boot and ever */
+    uint64_t ecc[2][2]; /* [corrected, uncorrected][since boot, lifetime] */
     GpuInstance instances[MAX_SLICES];
     ComputeInstance computes[MAX_SLICES];
 } Gpu;
@@ -119,13 +119,13 @@ typedef struct {
 
 typedef struct {
     uint64_t next_serial;
-    uint64_t event_count; /* since the machine was made; the latest lie in `events`, in a ring */
+    uint64_t event_count; /* since the machine was created; `events` is a ring of the latest */
     char boot_id[UUID_SIZE];
     Gpu gpus[MAX_GPUS];
     Event events[MAX_EVENTS];
 } Image;
 
-/* What a fault does to a call. */
+/* The kinds of faults. */
 enum { FAIL = 0, FAIL_LATE = 1, DELAY = 2, KILL_BEFORE = 3, KILL_DURING = 4, KILL_AFTER = 5 };
 
 typedef struct {
@@ -133,16 +133,16 @@ typedef struct {
     uint32_t kind;
     uint32_t function; /* or ANY */
     uint32_t gpu; /* or ANY */
-    uint32_t value; /* the code to answer, or milliseconds */
+    uint32_t value; /* error code or milliseconds */
     uint32_t unused;
-    uint64_t after; /* calls that pass before it strikes */
-    uint64_t times; /* calls it strikes; the largest number is for ever */
-    uint64_t seen; /* calls that matched so far */
+    uint64_t after; /* matching calls to skip first */
+    uint64_t times; /* matching calls to affect; the largest number means forever */
+    uint64_t matched; /* matching calls so far */
 } Fault;
 
 typedef struct {
     uint64_t magic;
-    uint64_t digest; /* of the source: a library and a state of different make do not mix */
+    uint64_t digest; /* of the source: a library rejects state files of other versions */
     uint64_t size;
     uint32_t active;
     uint32_t gpu_count;
@@ -151,7 +151,7 @@ typedef struct {
     char name[NAME_SIZE];
     uint64_t seed;
     uint64_t memory_mib;
-    uint64_t memory_reserved; /* bytes that the driver keeps for itself */
+    uint64_t memory_reserved; /* bytes that the driver reserves */
     uint32_t cuda_version;
     uint32_t architecture;
     uint32_t capability_major;

@@ -1,4 +1,4 @@
-/* Attaching to a machine's file, its lock, its faults, and how a change is committed. */
+/* The state file: attaching, locking, faults and commits. */
 #define _GNU_SOURCE
 #include "store.h"
 
@@ -31,10 +31,10 @@ static unsigned int attachments = 0;
 static uint32_t present[MAX_GPUS];
 static uint32_t present_count = 0;
 
-/* Threads of one process share its descriptor, and with it the file's lock: this one is theirs. */
+/* Threads of a process share its descriptor and so the file lock; this mutex separates them. */
 static pthread_mutex_t threads = PTHREAD_MUTEX_INITIALIZER;
 
-/* A child gets the mutex as it was at the fork; so nobody else may hold it then. */
+/* A child inherits the mutex as it was at the fork, so no other thread may hold it then. */
 static void before_fork(void) { pthread_mutex_lock(&threads); }
 static void after_fork(void) { pthread_mutex_unlock(&threads); }
 
@@ -69,9 +69,9 @@ static bool lock_file(void)
 
 static void unlock_file(void) { flock(descriptor, LOCK_UN); }
 
-static nvmlReturn_t refuse(const char *path, const char *problem)
+static nvmlReturn_t report_open_error(const char *path, const char *problem)
 {
-    /* A caller is only told "driver not loaded": a person needs to know which file is meant. */
+    /* The caller only gets "driver not loaded"; users need the path and the cause. */
     fprintf(stderr, "slicewise fake driver: %s: %s\n", path, problem);
     return NVML_ERROR_DRIVER_NOT_LOADED;
 }
@@ -80,24 +80,24 @@ static nvmlReturn_t open_machine(void)
 {
     const char *path = getenv("SLICEWISE_FAKE_NVML");
     if (path == NULL || *path == '\0')
-        return refuse("SLICEWISE_FAKE_NVML", "names no state file");
+        return report_open_error("SLICEWISE_FAKE_NVML", "does not name a state file");
     int fresh = open(path, O_RDWR | O_CLOEXEC);
     if (fresh < 0)
-        return refuse(path, strerror(errno));
+        return report_open_error(path, strerror(errno));
     struct stat about;
     if (fstat(fresh, &about) != 0 || about.st_size != (off_t)sizeof(File)) {
         close(fresh);
-        return refuse(path, "is not a state of this fake driver");
+        return report_open_error(path, "is not a state file of the fake driver");
     }
     File *mapped = mmap(NULL, sizeof(File), PROT_READ | PROT_WRITE, MAP_SHARED, fresh, 0);
     if (mapped == MAP_FAILED) {
         close(fresh);
-        return refuse(path, strerror(errno));
+        return report_open_error(path, strerror(errno));
     }
     if (mapped->magic != MAGIC || mapped->size != sizeof(File) || mapped->digest != SOURCE_DIGEST) {
         munmap(mapped, sizeof(File));
         close(fresh);
-        return refuse(path, "was made for another version of this fake driver");
+        return report_open_error(path, "was created by another version of the fake driver");
     }
     char *copy = strdup(path);
     if (copy == NULL) {
@@ -112,7 +112,7 @@ static nvmlReturn_t open_machine(void)
     return NVML_SUCCESS;
 }
 
-/* Let go of the machine unless somebody else in this process is attached to it. */
+/* Unmap the machine when the last attachment of this process ends. */
 static void release(void)
 {
     pthread_mutex_lock(&threads);
@@ -127,11 +127,11 @@ static void release(void)
     pthread_mutex_unlock(&threads);
 }
 
-static void look_around(void)
+static void list_present_gpus(void)
 {
     present_count = 0;
     for (uint32_t gpu = 0; gpu < machine->gpu_count; gpu++)
-        if (!now()->gpus[gpu].removed)
+        if (!current_state()->gpus[gpu].removed)
             present[present_count++] = gpu;
 }
 
@@ -146,9 +146,9 @@ nvmlReturn_t attach(unsigned int flags, Function function)
     Call call;
     code = begin(&call, function, ANY);
     if (code == NVML_SUCCESS) {
-        /* Like the real library, a process knows the GPUs there were when it began. */
+        /* As with the real library, a process sees the GPUs that were present at its start. */
         if (attachments == 0)
-            look_around();
+            list_present_gpus();
         attachments++;
         code = end(&call, NVML_SUCCESS);
         if (code == NVML_SUCCESS)
@@ -188,9 +188,9 @@ uint32_t index_of(uint32_t gpu)
 nvmlReturn_t enter(Call *call, Function function)
 {
     *call = (Call){.function = function, .late = NVML_SUCCESS};
-    bool begins = function == F_nvmlInitWithFlags || function == F_nvmlInit_v2;
+    bool initializes = function == F_nvmlInitWithFlags || function == F_nvmlInit_v2;
     pthread_mutex_lock(&threads);
-    if (machine == NULL || (attachments == 0 && !begins)) {
+    if (machine == NULL || (attachments == 0 && !initializes)) {
         pthread_mutex_unlock(&threads);
         return NVML_ERROR_UNINITIALIZED;
     }
@@ -202,15 +202,15 @@ nvmlReturn_t enter(Call *call, Function function)
     return NVML_SUCCESS;
 }
 
-static void leave(void)
+static void unlock(void)
 {
     unlock_file();
     pthread_mutex_unlock(&threads);
 }
 
-nvmlReturn_t dawdle(uint32_t milliseconds)
+nvmlReturn_t sleep_unlocked(uint32_t milliseconds)
 {
-    leave();
+    unlock();
     struct timespec left = {milliseconds / 1000, (long)(milliseconds % 1000) * 1000000};
     while (nanosleep(&left, &left) != 0 && errno == EINTR)
         continue;
@@ -226,23 +226,23 @@ nvmlReturn_t dawdle(uint32_t milliseconds)
     return NVML_SUCCESS;
 }
 
-static bool strikes(Fault *fault, Function function, uint32_t gpu)
+static bool triggers(Fault *fault, Function function, uint32_t gpu)
 {
     if (!fault->armed || (fault->function != ANY && fault->function != (uint32_t)function))
         return false;
     if (fault->gpu != ANY && fault->gpu != gpu)
         return false;
-    uint64_t before = fault->seen++;
+    uint64_t before = fault->matched++;
     return before >= fault->after && before - fault->after < fault->times;
 }
 
-nvmlReturn_t meet_faults(Call *call, uint32_t gpu)
+nvmlReturn_t apply_faults(Call *call, uint32_t gpu)
 {
     nvmlReturn_t code = NVML_SUCCESS;
     uint32_t delay = 0;
     for (int number = 0; number < MAX_FAULTS; number++) {
         Fault *fault = &machine->faults[number];
-        if (!strikes(fault, call->function, gpu))
+        if (!triggers(fault, call->function, gpu))
             continue;
         switch (fault->kind) {
         case FAIL:
@@ -266,7 +266,7 @@ nvmlReturn_t meet_faults(Call *call, uint32_t gpu)
         }
     }
     if (delay != 0) {
-        nvmlReturn_t slept = dawdle(delay);
+        nvmlReturn_t slept = sleep_unlocked(delay);
         if (slept != NVML_SUCCESS)
             return slept;
     }
@@ -276,23 +276,23 @@ nvmlReturn_t meet_faults(Call *call, uint32_t gpu)
 nvmlReturn_t begin(Call *call, Function function, uint32_t gpu)
 {
     nvmlReturn_t code = enter(call, function);
-    return code == NVML_SUCCESS ? meet_faults(call, gpu) : code;
+    return code == NVML_SUCCESS ? apply_faults(call, gpu) : code;
 }
 
 nvmlReturn_t end(Call *call, nvmlReturn_t code)
 {
     if (call->kill_after)
         raise(SIGKILL);
-    leave();
+    unlock();
     return code == NVML_SUCCESS ? call->late : code;
 }
 
-const Image *now(void) { return &machine->images[machine->active]; }
+const Image *current_state(void) { return &machine->images[machine->active]; }
 
 Image *draft(void)
 {
     Image *copy = &machine->images[1 - machine->active];
-    memcpy(copy, now(), sizeof(Image));
+    memcpy(copy, current_state(), sizeof(Image));
     return copy;
 }
 

@@ -1,4 +1,4 @@
-/* The library itself: beginning and ending, versions, the names of errors. */
+/* Initialization, shutdown, versions and error strings. */
 #include "handles.h"
 
 EXPORT nvmlReturn_t nvmlInitWithFlags(unsigned int flags)
@@ -16,7 +16,7 @@ EXPORT nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int lengt
     nvmlReturn_t code = begin(&call, F_nvmlSystemGetDriverVersion, ANY);
     if (code != NVML_SUCCESS)
         return code;
-    return end(&call, give_text(machine->driver_version, version, length));
+    return end(&call, copy_text(machine->driver_version, version, length));
 }
 
 EXPORT nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned int length)
@@ -25,10 +25,10 @@ EXPORT nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned int length)
     nvmlReturn_t code = begin(&call, F_nvmlSystemGetNVMLVersion, ANY);
     if (code != NVML_SUCCESS)
         return code;
-    return end(&call, give_text(machine->nvml_version, version, length));
+    return end(&call, copy_text(machine->nvml_version, version, length));
 }
 
-static nvmlReturn_t give_cuda_version(Function function, int *version)
+static nvmlReturn_t get_cuda_version(Function function, int *version)
 {
     Call call;
     nvmlReturn_t code = begin(&call, function, ANY);
@@ -42,12 +42,12 @@ static nvmlReturn_t give_cuda_version(Function function, int *version)
 
 EXPORT nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version)
 {
-    return give_cuda_version(F_nvmlSystemGetCudaDriverVersion, version);
+    return get_cuda_version(F_nvmlSystemGetCudaDriverVersion, version);
 }
 
 EXPORT nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version)
 {
-    return give_cuda_version(F_nvmlSystemGetCudaDriverVersion_v2, version);
+    return get_cuda_version(F_nvmlSystemGetCudaDriverVersion_v2, version);
 }
 
 EXPORT const char *nvmlErrorString(nvmlReturn_t code)

@@ -18,14 +18,14 @@ from slicewise.core.cluster import Cluster
 from slicewise.core.geometry import Geometry, Placement, Profile
 from slicewise.core.request import Request
 from slicewise.core.states import GpuState, empty_state
-from slicewise.core.tables import kept
+from slicewise.core.tables import cached
 from slicewise.policies.base import Key, ScanPolicy, Spot
 
 Template = tuple[Placement, ...]
 """The instances a GPU is cut into, those of one profile by ascending start."""
 
 
-@kept(256)
+@cached(256)
 def templates(geometry: Geometry) -> tuple[Template, ...]:
     """A model's templates, the one of the smallest profile first."""
     plain = sorted(geometry.plain_profiles, key=lambda profile: (profile.size, profile.compute))

@@ -1,1 +1,4 @@
-"""The steps by which a database of an older version becomes one of this version."""
+"""Alembic migrations, which bring a database of an older version to the current schema.
+
+`store.schema_version.upgrade` runs them. They may import `store.checksums`.
+"""

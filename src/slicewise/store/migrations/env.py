@@ -1,4 +1,4 @@
-"""Alembic's entrance: runs the steps on the connection it was given."""
+"""Alembic's environment script: runs the migrations on the connection that was passed to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-/** Small line charts in SVG: an axis, a few lines each with a dash of its own, and what they say. */
+/** Small line charts in SVG: an axis, a few lines with different dashes, and a text summary. */
 
 import { fill, h, svg } from "../shell/dom.js";
 import { LINES } from "./palette.js";

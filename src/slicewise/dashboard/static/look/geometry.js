@@ -1,4 +1,4 @@
-/** What a GPU model allows: open windows, the score F and how it comes about, stranded slices. */
+/** The geometry of a GPU model: open windows, the score F and its parts, stranded slices. */
 
 /**
  * @typedef {{name: string, size: number, compute: number, memory_gb: number, starts: number[],
@@ -16,7 +16,7 @@ export class Geometry {
     this.model = model.name;
     this.slices = model.slices;
     const others = Object.keys(model.budgets ?? {});
-    /** What instances share beyond slices, compute first: how much there is, and a profile's part. */
+    /** Budgets beyond slices, compute first: the total, and the share of each profile. */
     this.budgets = [model.compute_slices, ...others.map((name) => model.budgets?.[name] ?? 0)];
     /** @type {(profile: Profile) => number[]} */
     this.needs = (profile) => [profile.compute, ...others.map((name) => profile.uses?.[name] ?? 0)];

@@ -1,10 +1,10 @@
-/** Colours: Okabe and Ito's and tints of them, the same for the same thing wherever it appears. */
+/** Colours: those of Okabe and Ito and tints of them, used consistently on all pages. */
 
 const BY_COMPUTE = { 7: "#b9a6d3", 4: "#8fc3e8", 3: "#8ed1bd", 2: "#f3cf7a" };
 const ONE_WIDE = "#f2ae8a";
 const ONE_SLICE = "#e8a6c8";
 const OTHERS = [...Object.values(BY_COMPUTE), ONE_WIDE, ONE_SLICE];
-/** Light enough for dark letters. */
+/** Light enough for dark text. */
 const TENANTS = ["#8fc3e8", "#f3cf7a", "#8ed1bd", "#e8a6c8", "#f2ae8a", "#b9a6d3", "#d9d38a", "#a9c59b"];
 const AGES = [
   [60, "under 1 min", "#fff3b0"],
@@ -14,11 +14,11 @@ const AGES = [
   [24 * 3600, "under a day", "#8296bd"],
   [Infinity, "a day or more", "#6b8ac4"],
 ];
-export const SOMEBODY = "#b9c0c9";
-/** Letters on blocks: never lightened for a dark page, since blocks stay light. */
+export const FOREIGN = "#b9c0c9";
+/** Text on blocks: dark in both themes, since blocks stay light. */
 export const LETTERS = "#111820";
 
-/** Lines of charts: strong enough on both pages, each with a dash of its own. */
+/** Lines of charts: visible in both themes, each with a different dash. */
 export const LINES = [
   ["var(--line-1)", ""],
   ["var(--line-2)", "6 3"],
@@ -38,7 +38,7 @@ export function profileColour(profile, size) {
   return BY_COMPUTE[compute] ?? OTHERS[compute % OTHERS.length];
 }
 
-/** Colours of tenants, given out in the order of their names. */
+/** Colours of tenants, assigned in the order of their names. */
 export class TenantColours {
   constructor() {
     /** @type {Map<string, number>} */
@@ -54,7 +54,7 @@ export class TenantColours {
 
   /** @param {string | null | undefined} name */
   of(name) {
-    if (!name) return SOMEBODY;
+    if (!name) return FOREIGN;
     if (!this._numbers.has(name)) this._numbers.set(name, this._numbers.size);
     return TENANTS[this._numbers.get(name) % TENANTS.length];
   }
@@ -62,7 +62,7 @@ export class TenantColours {
 
 /** @param {number | null | undefined} since milliseconds */
 export function age(since) {
-  if (!since) return { words: "not known", colour: SOMEBODY };
+  if (!since) return { words: "not known", colour: FOREIGN };
   const seconds = (Date.now() - since) / 1000;
   const [, words, colour] = AGES.find(([limit]) => seconds < limit);
   return { words, colour };
@@ -84,7 +84,7 @@ export function themed(name) {
   return value;
 }
 
-/** Told when the page changes between light and dark. */
+/** Emits `change` when the theme changes. */
 export const theme = new EventTarget();
 
 export function themeChanged() {

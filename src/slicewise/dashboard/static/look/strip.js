@@ -1,6 +1,6 @@
 /** A GPU drawn as its strip of slices: instances as blocks, free slices, hatched where stranded. */
 
-import { LETTERS, profileColour, SOMEBODY, themed } from "./palette.js";
+import { LETTERS, profileColour, FOREIGN, themed } from "./palette.js";
 
 /**
  * @typedef {import("./geometry.js").Instance} Instance
@@ -11,7 +11,7 @@ import { LETTERS, profileColour, SOMEBODY, themed } from "./palette.js";
  */
 
 const FLASH = 1600;
-/** Where an agent makes the instances: how solid those are that are not quite there. */
+/** Opacity of instances on nodes with an agent, by phase. */
 const PHASES = { placed: 0.7, creating: 0.7, releasing: 0.4, quarantined: 0.4 };
 /** @type {Map<string, CanvasPattern>} */
 const patterns = new Map();
@@ -93,7 +93,7 @@ export function paintStrip(context, box, strip, look = {}) {
  * @param {Look} look
  */
 function block(context, x, y, width, height, one, look) {
-  const colour = isForeign(one) ? SOMEBODY : look.colour ? look.colour(one) : profileColour(one.profile, one.size);
+  const colour = isForeign(one) ? FOREIGN : look.colour ? look.colour(one) : profileColour(one.profile, one.size);
   context.globalAlpha = look.dim?.(one) ? 0.28 : (PHASES[one.phase ?? ""] ?? 1);
   context.fillStyle = colour;
   rounded(context, x + 1.5, y + 1.5, width - 2, height - 2, Math.min(3, height / 4));
@@ -170,7 +170,7 @@ function rounded(context, x, y, width, height, radius) {
 export const isFresh = (one, now) => Boolean(one.born) && now - one.born < FLASH;
 
 /**
- * A canvas of its own for one GPU, with its words for those who do not see it.
+ * A canvas for one GPU, with a text alternative for screen readers.
  * @param {Strip} strip
  * @param {{width?: number, height?: number, label: string, look?: Look}} options
  */
@@ -185,7 +185,7 @@ export function stripCanvas(strip, { width = 240, height = 26, label, look }) {
 }
 
 /**
- * Make a canvas so many CSS pixels large, sharp on every screen.
+ * Size a canvas in CSS pixels, sharp on every screen.
  * @param {HTMLCanvasElement} canvas
  * @param {number} width
  * @param {number} height

@@ -47,7 +47,7 @@ export class Table {
     this._keepingFocus(() => this._render());
   }
 
-  /** Whoever is at a button of a row stays there when the rows are made anew. @param {() => void} work */
+  /** Keep the focus on a button of a row when the rows are redrawn. @param {() => void} work */
   _keepingFocus(work) {
     const active = document.activeElement;
     const row = this._body.contains(active) ? active?.closest("tr") : null;

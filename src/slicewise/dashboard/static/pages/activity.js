@@ -21,20 +21,20 @@ function places(parts) {
 export function sentence({ kind, entry, subject }) {
   switch (kind) {
     case "allocated":
-      return `${entry.allocation.tenant} got ${wanted(entry.allocation.want, entry.allocation.count)} on ${places(entry.allocation.parts)}`;
+      return `${entry.allocation.tenant.name} got ${wanted(entry.allocation.want, entry.allocation.count)} on ${places(entry.allocation.parts)}`;
     case "served":
-      return `${entry.tenant} got what it waited for on ${places(entry.parts)}`;
+      return `${entry.tenant.name} got what it waited for on ${places(entry.parts)}`;
     case "queued":
-      return `${entry.allocation.tenant} waits for ${wanted(entry.allocation.want, entry.allocation.count)}: ${entry.allocation.detail ?? ""}`;
+      return `${entry.allocation.tenant.name} waits for ${wanted(entry.allocation.want, entry.allocation.count)}: ${entry.allocation.detail ?? ""}`;
     case "rejected":
-      return `${entry.tenant} was refused ${wanted(entry.want, entry.count)}: ${entry.detail}`;
+      return `${entry.tenant.name} was refused ${wanted(entry.want, entry.count)}: ${entry.detail}`;
     case "ended": {
       const { tenant, want, count, cause, parts } = entry.allocation;
       const where = places(parts);
-      return `${tenant}: ${wanted(want, count)} ended${where ? ` on ${where}` : " without a place"}, ${cause ?? ""}`;
+      return `${tenant.name}: ${wanted(want, count)} ended${where ? ` on ${where}` : " without a place"}, ${cause ?? ""}`;
     }
     case "moved":
-      return `${entry.tenant}: ${brief(entry.allocation)} moved to ${places([entry.part])}`;
+      return `${entry.tenant.name}: ${brief(entry.allocation)} moved to ${places([entry.part])}`;
     case "node-added":
       return `node ${entry.node} joined with ${entry.gpus} ${entry.model}`;
     case "node-turned":
@@ -42,21 +42,21 @@ export function sentence({ kind, entry, subject }) {
     case "node-removed":
       return `node ${entry.node} left`;
     case "tenant-set":
-      return `tenant ${entry.tenant} was set, quota ${quota(entry.quota)}`;
+      return `tenant ${entry.tenant.name} was set, quota ${quota(entry.quota)}`;
     case "tenant-removed":
-      return `tenant ${entry.tenant} was removed`;
+      return `tenant ${entry.tenant.name} was removed`;
     case "token-issued":
-      return `a token ${entry.role} was issued${entry.tenant ? ` to ${entry.tenant}` : ""}${entry.note ? ` (${entry.note})` : ""}`;
+      return `a token ${entry.role} was issued${entry.tenant ? ` to ${entry.tenant.name}` : ""}${entry.note ? ` (${entry.note})` : ""}`;
     case "token-expiring":
       return `token ${brief(entry.token)} was rotated, and is void from ${clock(new Date(entry.expires * 1000).toISOString())} on`;
     case "token-revoked":
       return `token ${entry.token} was revoked`;
     case "model-entered":
-      return `GPU model ${entry.geometry.model} is known from here on`;
+      return `GPU model ${entry.geometry.model} added`;
     case "model-forgotten":
       return `GPU model ${entry.model} was forgotten: no node has it`;
     case "part-turned":
-      return `${entry.tenant}: ${brief(entry.allocation)} is ${entry.phase} on ${entry.node}${entry.detail ? `: ${entry.detail}` : ""}`;
+      return `${entry.tenant.name}: ${brief(entry.allocation)} is ${entry.phase} on ${entry.node}${entry.detail ? `: ${entry.detail}` : ""}`;
     case "agent-joined":
       return `the agent of ${entry.node} reported${entry.rebooted ? " after a restart of the node" : ""}: driver ${entry.driver}`;
     case "geometry-accepted":

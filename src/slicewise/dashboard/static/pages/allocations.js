@@ -1,4 +1,4 @@
-/** Allocations: the living, and those that ended. */
+/** Allocations, current and ended. */
 
 import { labelText, pill, Table } from "../look/table.js";
 import { pages, part, send } from "../shell/api.js";
@@ -12,9 +12,9 @@ const STATES = [["", "living"], ["placed", "placed"], ["creating", "creating"], 
   ["queued", "queued"], ["releasing", "releasing"], ["released", "released"], ["failed", "failed"],
   ["cancelled", "cancelled"]];
 const ENDED = ["released", "failed", "cancelled"];
-/** So many are loaded at first, and with every click on the button. */
+/** How many are loaded at first, and with every click on the button. */
 const AT_A_TIME = 1000;
-/** Pages of what ended may be short: so many are asked for until there are enough. */
+/** Pages of ended allocations may be short: how many to request until there are enough. */
 const PAGES_AT_A_TIME = 5;
 
 /** What was asked for. @param {any} one */

@@ -1,4 +1,4 @@
-/** Ask: see where a request would go under each policy, before it is sent; send it; give it back. */
+/** Ask: show where each policy would place a request; submit and release it. */
 
 import { profileColour, theme, themed } from "../look/palette.js";
 import { inWords, stripCanvas } from "../look/strip.js";
@@ -110,7 +110,7 @@ export async function show(element, context) {
   let told = "";
   /** @param {any} view */
   function showVerdict(view) {
-    // Told again only when there is something new to tell: it is read aloud.
+    // Updated only when it changes, since screen readers announce updates.
     const strips = [...view.instances, ...view.alternatives].map((one) => live.gpu(one.node, one.gpu)?.mask);
     const key = JSON.stringify([{ ...view, seq: 0 }, strips, themed("ink")]);
     if (key === told) return;

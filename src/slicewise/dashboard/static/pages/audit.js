@@ -23,7 +23,7 @@ export function show(element, context) {
   /** @type {any[]} */
   let entries = [];
   let next = /** @type {string | null} */ (null);
-  /** Counts how often the list began anew: what was asked for before that is of no use. */
+  /** Counts reloads of the list: replies to earlier requests are discarded. */
   let turn = 0;
   const table = new Table({
     caption: "Entries of the journal",
@@ -42,17 +42,17 @@ export function show(element, context) {
   });
   const list = h("div", {});
   const more = button("Older entries", () => page(), { hidden: true });
-  const typed = (name) => (event) => { wanted[name] = event.target.value.trim(); anew(); };
+  const typed = (name) => (event) => { wanted[name] = event.target.value.trim(); reload(); };
   fill(element, h("div", { class: "bar" }, h("h1", {}, "Audit log")),
     h("div", { class: "tools" }, table.search,
-      choice("Kind", KINDS, "", (value) => { wanted.kind = value; anew(); }),
+      choice("Kind", KINDS, "", (value) => { wanted.kind = value; reload(); }),
       field("Tenant", { type: "search", on: { change: typed("tenant") } }),
       field("Id or name", { type: "search", on: { change: typed("subject") } })),
     list, h("div", { class: "row" }, more));
 
   const ask = (cursor) => get("/v1/audit", { ...wanted, limit: PAGE, cursor }, signal);
 
-  async function anew() {
+  async function reload() {
     turn += 1;
     entries = [];
     await load();
@@ -64,7 +64,7 @@ export function show(element, context) {
       const known = entries[0]?.seq ?? -1;
       const first = view.events.at(-1)?.seq ?? 0;
       if (first > known) {
-        // The page does not reach back to what was here: begin again with it.
+        // The new page has a gap to the entries shown: replace them.
         turn += 1;
         entries = view.events;
         next = view.next;

@@ -1,7 +1,7 @@
 /** Cluster: every GPU as its strip of slices, live. */
 
 import { bits } from "../look/geometry.js";
-import { age, ages, profileColour, SOMEBODY, theme } from "../look/palette.js";
+import { age, ages, profileColour, FOREIGN, theme } from "../look/palette.js";
 import { shortProfile } from "../look/strip.js";
 import { pages } from "../shell/api.js";
 import { choice, fill, h, setOptions } from "../shell/dom.js";
@@ -43,7 +43,7 @@ export function show(element, context) {
   } });
   const legend = h("div", { class: "legend", "aria-label": "Legend" });
   const summary = h("p", { class: "soft", id: "map-count" });
-  const activity = h("ol", { class: "activity", "aria-label": "What happened last" });
+  const activity = h("ol", { class: "activity", "aria-label": "Recent events" });
   const stage = h("div", { class: "stage" });
 
   const model = choice("Model", [["", "all"]], "", (value) => { filter.model = value; arrange(); });
@@ -68,7 +68,7 @@ export function show(element, context) {
     h("p", { id: "map-help", class: "unseen" },
       "Each GPU is a strip of slices. Move between GPUs with the arrow keys; the chosen one is described beside the map."),
     stage,
-    h("section", { class: "lately-list" }, h("h2", {}, "What happened last"), activity));
+    h("section", { class: "recent-events" }, h("h2", {}, "Recent events"), activity));
 
   function nodes() {
     const text = filter.node.trim().toLowerCase();
@@ -121,7 +121,7 @@ export function show(element, context) {
   function explain() {
     const entries = colouring === "age" ? ages
       : colouring === "tenant" ? [...live.tenantNames().slice(0, 12).map((name) => ({ words: name, colour: live.tenants.of(name) })),
-        ...(live.who.tenant ? [{ words: "other tenants", colour: SOMEBODY }] : [])]
+        ...(live.who.tenant ? [{ words: "other tenants", colour: FOREIGN }] : [])]
         : profiles();
     const key = JSON.stringify([colouring, entries]);
     if (legend.dataset.key === key) return;

@@ -1,4 +1,4 @@
-/** The map of the cluster: a canvas as large as the view, on which only what is visible is drawn. */
+/** The map of the cluster: a canvas of the size of the view, on which only visible GPUs are drawn. */
 
 import { bits } from "../look/geometry.js";
 import { theme, themed } from "../look/palette.js";
@@ -73,7 +73,7 @@ export class ClusterMap {
     this._shown = () => true;
   }
 
-  /** How many GPUs are shown. */
+  /** Number of GPUs shown. */
   get count() {
     return this._count;
   }
@@ -157,7 +157,7 @@ export class ClusterMap {
     });
   }
 
-  /** Draw now what is in view. */
+  /** Draw the visible part now. */
   paint() {
     const width = this.element.clientWidth;
     const height = this.element.clientHeight;
@@ -176,7 +176,7 @@ export class ClusterMap {
     if (shining && !matchMedia("(prefers-reduced-motion: reduce)").matches) this.draw();
   }
 
-  /** The first block that reaches into view. @param {number} top */
+  /** The first visible block. @param {number} top */
   _first(top) {
     let low = 0;
     let high = this._blocks.length;

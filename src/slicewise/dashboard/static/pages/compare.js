@@ -76,7 +76,7 @@ export async function show(element, { live, signal }) {
   const scene = [
     h("div", { class: "player" }, play, back, step, restart, place, where),
     told, arrival,
-    h("div", { class: "duel" }, left.element, right.element),
+    h("div", { class: "comparison" }, left.element, right.element),
     chart];
 
   function remember() {
@@ -131,7 +131,7 @@ export async function show(element, { live, signal }) {
     const end = Number(terms.length);
     const ahead = Math.min(end, run.at + Math.max(steps, 120));
     if (run.steps.length < ahead) run.reach(ahead).catch(() => pause());
-    if (steps && run.head) { // a run that was chosen just now may not be there yet
+    if (steps && run.head) { // a new run may not be loaded yet
       run.goTo(Math.min(end, run.at + steps));
       render();
     }
@@ -171,7 +171,7 @@ export async function show(element, { live, signal }) {
 
   function showArrival(last, at) {
     if (!last) {
-      fill(arrival, h("span", { class: "soft" }, "Nobody has arrived yet."));
+      fill(arrival, h("span", { class: "soft" }, "No request has arrived yet."));
       return;
     }
     const size = run.a.geometry.profiles.get(last.profile)?.size ?? 1;
@@ -208,7 +208,7 @@ export async function show(element, { live, signal }) {
   await begin();
 }
 
-/** One side: its counters, what became of the last request, its GPUs. */
+/** One side: counters, the outcome of the last request, GPUs. */
 class Panel {
   /** @param {"a" | "b"} side */
   constructor(side) {

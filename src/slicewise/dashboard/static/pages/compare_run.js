@@ -1,4 +1,4 @@
-/** A comparison as it is watched: steps from the service, replayed on two clusters of strips. */
+/** A comparison: steps from the service, replayed on two clusters. */
 
 import { maskOf } from "../look/geometry.js";
 import { get } from "../shell/api.js";
@@ -46,7 +46,7 @@ export class Side {
   }
 }
 
-/** A run on some terms, fetched as far as it is watched. */
+/** A run, loaded as far as it has been played. */
 export class Run {
   /**
    * @param {Record<string, string | number>} terms
@@ -70,7 +70,7 @@ export class Run {
     this.b = null;
   }
 
-  /** Have at least so many steps at hand. @param {number} steps */
+  /** Load at least this many steps. @param {number} steps */
   async reach(steps) {
     while (this.steps.length < steps) {
       this._fetching ??= this._fetch().finally(() => { this._fetching = null; });
@@ -94,7 +94,7 @@ export class Run {
     this.at = 0;
   }
 
-  /** Go to where so many steps are done; those in between are gone through. @param {number} to */
+  /** Go to this step, applying those in between. @param {number} to */
   goTo(to) {
     if (to < this.at) this.rewind();
     while (this.at < Math.min(to, this.steps.length)) {
@@ -105,7 +105,7 @@ export class Run {
     }
   }
 
-  /** The step done last. */
+  /** The last step played. */
   get last() {
     return this.at ? this.steps[this.at - 1] : null;
   }

@@ -1,4 +1,4 @@
-/** Defragment: which instances to move so that a profile fits or room is won, drawn move by move. */
+/** Defragment: a plan of moves that make a profile fit or increase capacity, drawn move by move. */
 
 import { maskOf } from "../look/geometry.js";
 import { theme } from "../look/palette.js";
@@ -19,7 +19,7 @@ export function show(element, context) {
   const result = h("div", {});
   fill(element,
     h("div", { class: "bar" }, h("h1", {}, "Defragment"),
-      h("p", { class: "soft" }, "Nothing moves until you approve; a move ends an instance and makes it anew elsewhere.")),
+      h("p", { class: "soft" }, "Nothing moves until you approve; a move destroys an instance and recreates it elsewhere.")),
     h("div", { class: "tools" },
       choice("Make room for", [["", "as much as possible"], ...names], want.profile, (value) => { want.profile = value; plan(); }),
       choice("On model", [["", "any"], ...models], "", (value) => { want.model = value; plan(); }),
@@ -105,7 +105,7 @@ export function show(element, context) {
   /** @param {any} view */
   async function carryOut(view) {
     const sure = await confirm({ title: `Make ${plural(view.moves.length, "move")}?`, act: "Move them", danger: true,
-      text: "Each instance ends where it is and is made anew at its new place. All are made, or none." });
+      text: "Each instance is destroyed and recreated at its new placement: all moves, or none." });
     if (!sure) return;
     try {
       const done = await send("POST", "/v1/defrag", { moves: view.moves });

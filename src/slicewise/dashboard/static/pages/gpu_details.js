@@ -1,4 +1,4 @@
-/** One GPU in words: what is on it, since when and whose, its score F and how that comes about. */
+/** The details of one GPU: its instances and their tenants, its score F and the parts of it. */
 
 import { bits } from "../look/geometry.js";
 import { themed } from "../look/palette.js";
@@ -25,7 +25,7 @@ export function showDetails(element, gpu, context, look) {
       + "click it, or move over the map with the arrow keys."));
     return;
   }
-  // Told again only when there is something new to tell: it is read aloud.
+  // Updated only when it changes, since screen readers announce updates.
   const key = JSON.stringify([gpu, node.state, node.more, themed("ink"), String(look.colour)]);
   if (element.dataset.key === key) return;
   element.dataset.key = key;

@@ -1,4 +1,4 @@
-/** The pages there are, and for whom. All are loaded at once: none is missing when the line is down. */
+/** The pages and their roles. All are loaded at the start, so they work without a connection. */
 
 import * as allocations from "./allocations.js";
 import * as ask from "./ask.js";
@@ -6,7 +6,7 @@ import * as audit from "./audit.js";
 import * as cluster from "./cluster.js";
 import * as compare from "./compare.js";
 import * as defrag from "./defrag.js";
-import * as lately from "./lately.js";
+import * as overview from "./overview.js";
 import * as nodes from "./nodes.js";
 import * as queue from "./queue.js";
 import * as tenants from "./tenants.js";
@@ -21,7 +21,7 @@ const STAFF = ["admin", "operator"];
 /** @type {Place[]} */
 export const PLACES = [
   { id: "cluster", title: "Cluster", group: "See", page: cluster },
-  { id: "lately", title: "Now and lately", group: "See", page: lately },
+  { id: "overview", title: "Overview", group: "See", page: overview },
   { id: "compare", title: "Compare policies", group: "See", page: compare },
   { id: "ask", title: "Ask", group: "Use", roles: [...STAFF, "tenant"], page: ask },
   { id: "allocations", title: "Allocations", group: "Use", page: allocations },

@@ -1,4 +1,4 @@
-/** Queue: who waits, for what and why, in the order in which they are served. */
+/** Queue: queued requests and why they wait, in the order in which they are served. */
 
 import { labelText, Table } from "../look/table.js";
 import { pages, part, send } from "../shell/api.js";
@@ -15,7 +15,7 @@ export function show(element, context) {
     caption: "Requests that wait",
     key: (one) => one.id,
     words: (one) => [one.id, one.tenant, one.profile, one.waiting?.reason, one.waiting?.detail, labelText(one.labels)].join(" "),
-    empty: standIn("empty", "Nobody waits", "Requests with a time to wait appear here when there is no room for them."),
+    empty: standIn("empty", "The queue is empty", "Requests that may wait appear here when they do not fit."),
     columns: [
       { name: "Place", cell: (one) => one.waiting?.position ?? "–", sort: (one) => one.waiting?.position ?? 0, number: true },
       { name: "Allocation", cell: (one) => id(one.id) },

@@ -1,4 +1,4 @@
-/** Keeping a list fresh: loaded now, and again when something in it may have changed. */
+/** Load a list, and again when its contents may have changed. */
 
 /**
  * @param {import("../main.js").Context} context

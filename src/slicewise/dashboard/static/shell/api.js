@@ -1,11 +1,11 @@
-/** Asking the service. Every answer is JSON, and every refusal has a sentence for people. */
+/** Requests to the service. Answers are JSON; every refusal has a message. */
 
 const KEY = "slicewise.token";
 
-/** A refusal, with the service's own words. */
+/** A refusal, with the message of the service. */
 export class ApiError extends Error {
   /**
-   * @param {number} status 0 where nobody answered
+   * @param {number} status 0 if there was no reply
    * @param {string} detail
    * @param {{reason?: string, field?: string, leader?: string}} [more]
    */
@@ -18,7 +18,7 @@ export class ApiError extends Error {
   }
 }
 
-/** Told when a token turns out to be one no more. */
+/** Notified when the token is no longer valid. */
 export const events = new EventTarget();
 
 /** @returns {string | null} */
@@ -67,7 +67,7 @@ export async function get(path, query = {}, signal) {
   try {
     return await (await ask(path + asQuery(query), { signal })).json();
   } catch (error) {
-    // A service may be set to shorter pages: then as long as it makes them itself.
+    // The service may limit pages to fewer items: then use its default.
     if (!(error instanceof ApiError && error.field === "limit" && query.limit)) throw error;
     return get(path, { ...query, limit: null }, signal);
   }
@@ -93,7 +93,7 @@ export async function send(method, path, body, options = {}) {
   return { status: response.status, ...(await response.json()) };
 }
 
-/** Everything of a list, page by page, up to so many pages. */
+/** All items of a list, page by page, up to a number of pages. */
 export async function* pages(path, query = {}, most = 100, signal = undefined) {
   let cursor = null;
   for (let page = 0; page < most; page += 1) {
@@ -104,7 +104,7 @@ export async function* pages(path, query = {}, most = 100, signal = undefined) {
   }
 }
 
-/** Randomness is there without a secure context, other than `crypto.randomUUID`. */
+/** `crypto.randomUUID` needs a secure context; random values do not. */
 function identity() {
   const bytes = crypto.getRandomValues(new Uint8Array(16));
   return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");

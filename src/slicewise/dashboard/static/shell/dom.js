@@ -1,4 +1,4 @@
-/** Making elements. Text is always text: nothing here reads markup. */
+/** Create elements. Text is always inserted as text, never as markup. */
 
 /**
  * @typedef {Node | string | number | null | undefined | false} Child

@@ -1,4 +1,4 @@
-/** Numbers and times in words. */
+/** Format numbers and times. */
 
 const whole = new Intl.NumberFormat("en");
 const UNITS = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
@@ -52,7 +52,7 @@ export function millis(moment) {
   return Number.isNaN(at) ? null : at;
 }
 
-/** A moment on the clock of whoever looks. @param {string | number | null | undefined} moment */
+/** A time in the viewer's time zone. @param {string | number | null | undefined} moment */
 export function clock(moment) {
   const at = millis(moment);
   if (at === null) return "–";
@@ -75,7 +75,7 @@ export function slices(start, size) {
  */
 export const brief = (id) => (id.length > 12 ? `${id[0]}…${id.slice(-8)}` : id);
 
-/** Any value of a field nobody here knows. @param {unknown} value */
+/** The value of an unknown field. @param {unknown} value */
 export function plain(value) {
   if (value === null || value === undefined) return "–";
   return typeof value === "object" ? JSON.stringify(value) : String(value);

@@ -1,4 +1,4 @@
-/** The frame around every page: where to go, how the cluster stands, whether the line is up. */
+/** The frame of every page: navigation, totals of the cluster, state of the connection. */
 
 import { button, fill, h } from "./dom.js";
 import { count, percent } from "./format.js";
@@ -94,7 +94,7 @@ export class Frame {
     fill(this._status, h("span", { class: `dot ${status}`, "aria-hidden": "true" }), words);
     this._banner.hidden = status !== "lost";
     if (status === "lost") {
-      fill(this._banner, h("span", {}, `Disconnected, retrying: ${why}. What is shown is from before.`),
+      fill(this._banner, h("span", {}, `Disconnected, retrying: ${why}. The data shown is out of date.`),
         button("Try now", () => this._live.retryNow()));
     }
   }
@@ -108,7 +108,7 @@ export function logo() {
 const SYSTEM = "(prefers-color-scheme: dark)";
 matchMedia(SYSTEM).addEventListener("change", themeChanged);
 
-/** Light, dark, or as the system has it: that is when the dark colours are in force. */
+/** The media query of the dark style sheet: always, never, or as the system prefers. */
 export function applyTheme() {
   const chosen = localStorage.getItem(THEME);
   const sheet = document.getElementById("dark");

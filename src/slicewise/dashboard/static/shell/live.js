@@ -1,4 +1,4 @@
-/** The cluster as this page knows it: loaded once, then kept up to date by the journal's entries. */
+/** The state of the cluster in this page: loaded once, then updated by journal entries. */
 
 import { Geometry, maskOf } from "../look/geometry.js";
 import { TenantColours } from "../look/palette.js";
@@ -13,10 +13,10 @@ import { EventStream } from "./stream.js";
  *   gpus: Gpu[], more: Record<string, unknown>}} Node
  */
 
-/** Behind by more than this, loading anew is faster than catching up. */
+/** Behind by more than this, reloading is faster than catching up. */
 const TOO_FAR = 3000;
 const TOTALS_EVERY = 2000;
-/** A tenant is told of its own entries only: what others do shows when we look again. */
+/** A tenant receives only its own events: changes by others show at the next refresh. */
 const LOOK_AGAIN = 5000;
 const KEPT_ACTIVITY = 60;
 /** Entries that change no GPU. */
@@ -26,7 +26,7 @@ const ELSEWHERE = new Set(["rejected", "queued", "overtaken", "turn-taken", "ten
 const NODE_FIELDS = ["name", "model", "gpus", "state", "instances", "slices", "free_slices", "labels"];
 const GPU_FIELDS = ["node", "gpu", "mask", "fragmentation", "instances"];
 
-/** Tells of `change` (GPUs), `nodes`, `totals`, `status` and `entries`. */
+/** Emits `change` (GPUs), `nodes`, `totals`, `status` and `entries`. */
 export class Live extends EventTarget {
   /** @param {{role: string, tenant: string | null}} who */
   constructor(who) {
@@ -92,7 +92,7 @@ export class Live extends EventTarget {
     );
   }
 
-  /** Load everything anew. */
+  /** Reload everything. */
   async load() {
     const begun = performance.now();
     /** @type {import("./stream.js").Entry[]} */
@@ -172,7 +172,7 @@ export class Live extends EventTarget {
     this.activity = [...fresh.reverse(), ...this.activity].slice(0, KEPT_ACTIVITY);
     this.dispatchEvent(new CustomEvent("entries", { detail: fresh }));
     if (changed) this._tell("change");
-    // Soon when it was quiet, and not too often when it is not.
+    // Refresh soon after a quiet time, and at a limited rate under load.
     const quiet = performance.now() - this._totalled;
     this._later("totals", Math.max(200, TOTALS_EVERY - quiet), () => this.loadTotals());
   }
@@ -193,14 +193,14 @@ export class Live extends EventTarget {
     switch (kind) {
       case "allocated":
         for (const piece of entry.allocation.parts ?? []) {
-          this._put(piece, entry.allocation.id, entry.allocation.tenant, at);
+          this._put(piece, entry.allocation.id, entry.allocation.tenant.name, at);
         }
         return true;
       case "served":
-        for (const piece of entry.parts) this._put(piece, entry.allocation, entry.tenant, at);
+        for (const piece of entry.parts) this._put(piece, entry.allocation, entry.tenant.name, at);
         return true;
       case "ended":
-        // Where an agent destroys instances, slices stay taken until it has.
+        // On a node with an agent, slices stay occupied until the agent has destroyed the instance.
         if (entry.allocation.parts?.some((piece) => piece.phase)) {
           for (const one of this._instances(entry.allocation.id)) one.phase = "releasing";
         } else this._remove(entry.allocation.id);
@@ -227,7 +227,7 @@ export class Live extends EventTarget {
         this._tell("nodes");
         return true;
       default:
-        // Something this page has no words for: what it did shows when we look again.
+        // An unknown kind of entry: its effect shows after the next refresh.
         if (!ELSEWHERE.has(kind)) this._lookSoon();
         return false;
     }
@@ -285,7 +285,7 @@ export class Live extends EventTarget {
     const mine = this._instances(entry.allocation);
     if (mine.length === 1) {
       this._remove(entry.allocation);
-      this._put(entry.part, entry.allocation, entry.tenant, mine[0].since ?? at);
+      this._put(entry.part, entry.allocation, entry.tenant.name, mine[0].since ?? at);
       return;
     }
     try {
@@ -311,16 +311,16 @@ export class Live extends EventTarget {
     }
   }
 
-  // Looking again
+  // Refreshing
 
   async _resume() {
     const view = await get("/v1/cluster");
-    const another = view.history !== this.history; // as after a restore: nothing seen so far counts
+    const another = view.history !== this.history; // after a restore, all entries seen so far are void
     if (another || view.seq < this.seq || view.seq - this.seq > TOO_FAR) await this.load();
     return this._place();
   }
 
-  /** Where to follow from. */
+  /** The id to resume the event stream from. */
   _place() {
     return `${this.history}-${this.seq}`;
   }
@@ -334,7 +334,7 @@ export class Live extends EventTarget {
     await this.load().catch(() => this._later("load", LOOK_AGAIN, () => this._reload()));
   }
 
-  /** Ask how the cluster as a whole stands. */
+  /** Load the totals of the cluster. */
   async loadTotals() {
     const view = await get("/v1/cluster").catch(() => null);
     if (!view || this._stopped) return;
@@ -353,7 +353,7 @@ export class Live extends EventTarget {
       const view = await get("/v1/cluster").catch(() => null);
       if (view && view.seq > this.seq) await this.load().catch(() => {});
     }
-    // A large cluster takes longer to look at, and is looked at less often.
+    // A large cluster takes longer to load, and is refreshed less often.
     const pause = Math.max(LOOK_AGAIN, 20 * (performance.now() - begun));
     if (!this._stopped) this._later("again", pause, () => this._lookAgain());
   }

@@ -1,4 +1,4 @@
-/** The door: nothing is shown without a token that the service knows. */
+/** The sign-in page. */
 
 import { ApiError, get, keepToken } from "./api.js";
 import { fill, h } from "./dom.js";

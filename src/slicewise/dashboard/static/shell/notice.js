@@ -1,4 +1,4 @@
-/** What the page says on its own: short notices, questions before something is done, states. */
+/** Notices, confirmation dialogs, and placeholders while data is loading or missing. */
 
 import { fill, h } from "./dom.js";
 

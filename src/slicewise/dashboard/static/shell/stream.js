@@ -1,10 +1,10 @@
-/** Following the journal: a stream that comes back by itself and misses nothing. */
+/** The event stream: reconnects and resumes after the last entry. */
 
 import { ApiError, ask } from "./api.js";
 
 const FIRST_WAIT = 400;
 const LONGEST_WAIT = 8000;
-/** The service says something every 15 seconds; after this long the line is dead. */
+/** The service sends a heartbeat every 15 seconds; after this long the connection is dead. */
 const SILENCE = 40000;
 
 /**
@@ -58,7 +58,7 @@ export class EventStream {
     this._retry();
   }
 
-  /** Do not wait any longer before the next attempt. */
+  /** Retry immediately. */
   retryNow() {
     this._retry();
   }

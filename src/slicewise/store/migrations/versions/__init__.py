@@ -1,1 +1,1 @@
-"""One module a step."""
+"""The migrations, one per module."""

@@ -1,11 +1,11 @@
-"""The first tables."""
+"""The initial schema."""
 
 from __future__ import annotations
 
 import sqlalchemy as sa
 from alembic import op
 
-from slicewise.store.chain import checksum, new_history
+from slicewise.store.checksums import checksum, new_history
 
 revision = "0001"
 down_revision = None
@@ -14,7 +14,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Make the tables."""
+    """Create the tables."""
     number = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
     op.create_table(
         "journal",
@@ -45,7 +45,7 @@ def upgrade() -> None:
     )
     op.create_index("answers_by_time", "answers", ["at"])
     op.create_table(
-        "images",
+        "snapshots",
         sa.Column("seq", number, primary_key=True, autoincrement=False),
         sa.Column("at", sa.Double, nullable=False),
         sa.Column("data", sa.LargeBinary, nullable=False),
@@ -83,7 +83,7 @@ def upgrade() -> None:
         sa.CheckConstraint("id = 1", name="history_is_one"),
     )
     name = new_history()
-    chain = checksum(name)  # where no row is before, so that no two journals begin alike
+    chain = checksum(name)  # the digest before the first row, different for every journal
     op.bulk_insert(head, [{"id": 1, "seq": 0, "chain": chain}])
     row = {"id": 1, "name": name, "former": "", "base": 0, "chain": chain}
     op.bulk_insert(history, [{**row, "checksum": checksum(name, "", 0, chain)}])

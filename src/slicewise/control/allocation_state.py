@@ -1,0 +1,260 @@
+"""The part of the state that entries about allocations change: instances, usage, queue, leases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from slicewise.control.agent_state import NO_INSTANCE, as_leaving
+from slicewise.control.leases import Leases
+from slicewise.control.status import TenantStatus, request_of
+from slicewise.core.cluster import Instance
+from slicewise.core.errors import SlicewiseError
+from slicewise.engine.queue import Ticket
+from slicewise.journal.agent_entries import Phase
+from slicewise.journal.entries import (
+    Allocated,
+    AllocationRecord,
+    Ended,
+    Entry,
+    Moved,
+    Overtaken,
+    Part,
+    Queued,
+    Row,
+    Served,
+    TurnTaken,
+)
+
+if TYPE_CHECKING:
+    from slicewise.control.state import State
+
+
+class AllocationEntries:
+    """Applies the entries about allocations to a state."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self.in_place: tuple[Instance, ...] | None = None
+        """The instances of the entry being applied, if the scheduler has placed them already."""
+        self.leases = Leases(state.allocations)
+        self.handlers: dict[type[Entry], Callable[[Any, Row], None]] = {
+            Allocated: self._allocated,
+            Queued: self._queued,
+            Served: self._served,
+            Ended: self._ended,
+            Moved: self._moved,
+            Overtaken: self._overtaken,
+            TurnTaken: self._turn_taken,
+        }
+
+    # Entries
+
+    def _allocated(self, entry: Allocated, row: Row) -> None:
+        self._add(entry.allocation)
+        self._occupy(entry.allocation)
+
+    def _queued(self, entry: Queued, row: Row) -> None:
+        state, record, number = self._state, entry.allocation, entry.ticket
+        self._add(record)
+        state.last_ticket = max(state.last_ticket, number)
+        state.tickets[record.id] = number
+        state.by_ticket[number] = record.id
+        self._tenant(record).waiting += 1
+        state.waiting.enter(
+            Ticket(
+                number=number,
+                request=request_of(record.want),
+                count=record.count,
+                tenant=record.tenant.id,
+                priority=record.priority,
+                entered=record.requested,
+                deadline=record.deadline,
+            )
+        )
+
+    def _served(self, entry: Served, row: Row) -> None:
+        record = msgspec.structs.replace(
+            self._state.allocations[entry.allocation],
+            placed=row.at,
+            parts=entry.parts,
+            reason="",
+            detail="",
+        )
+        self.store(record)
+        self._dequeue(record)
+        self._occupy(record)
+
+    def _ended(self, entry: Ended, row: Row) -> None:
+        state, identity = self._state, entry.allocation.id
+        record = state.allocations.pop(identity)
+        if state.index is not None:
+            state.index.remove(identity)
+        tenant = self._tenant(record)
+        del tenant.allocations[identity]
+        self._dequeue(record)
+        ids = state.instances.pop(identity, ())
+        managed = False
+        for part, instance in zip(record.parts, ids, strict=True):
+            self._charge(tenant, part, -1)
+            if part.phase is None:
+                self._free(part, instance)
+            else:
+                managed = True
+        if managed:
+            self._leave(entry.allocation, ids)
+
+    def _leave(self, ended: AllocationRecord, ids: tuple[int, ...]) -> None:
+        """Keep the slices of an ended allocation until its agents report its instances gone."""
+        state = self._state
+        self.store(as_leaving(ended))
+        kept = []
+        for part, instance in zip(ended.parts, ids, strict=True):
+            kept.append(NO_INSTANCE if part.phase is None else instance)
+            if part.phase is not None:
+                self._count_phase(part.phase, Phase.RELEASING)
+                state.desired_changed(state.nodes[part.node])
+        state.instances[ended.id] = tuple(kept)
+
+    def _moved(self, entry: Moved, row: Row) -> None:
+        state = self._state
+        record = state.allocations[entry.allocation]
+        ids = list(state.instances[record.id])
+        parts = list(record.parts)
+        old, new = parts[entry.index], entry.part
+        made = self._place(new)
+        self._free(old, ids[entry.index])
+        tenant = self._tenant(record)
+        self._charge(tenant, old, -1)
+        self._charge(tenant, new, 1)
+        self._count_instance(new)
+        state.owner[made.id] = record.id
+        ids[entry.index], parts[entry.index] = made.id, new
+        state.instances[record.id] = tuple(ids)
+        self.store(msgspec.structs.replace(record, parts=tuple(parts)))
+
+    def _overtaken(self, entry: Overtaken, row: Row) -> None:
+        for number, times in entry.tickets.items():
+            self._state.waiting.set_overtaken(number, times)
+
+    def _turn_taken(self, entry: TurnTaken, row: Row) -> None:
+        self._state.turn = self._state.scheduler.turn = entry.turn
+
+    # Records
+
+    def store(self, record: AllocationRecord) -> None:
+        """Store the new version of an allocation, and index it."""
+        state = self._state
+        (state.allocations if record.ended is None else state.leaving)[record.id] = record
+        if state.index is not None:
+            state.index.put(record)
+
+    def _add(self, record: AllocationRecord) -> None:
+        self.store(record)
+        self._tenant(record).allocations[record.id] = None
+
+    def _tenant(self, record: AllocationRecord) -> TenantStatus:
+        return self._state.tenants[record.tenant.id]
+
+    def _dequeue(self, record: AllocationRecord) -> None:
+        state = self._state
+        number = state.tickets.pop(record.id, None)
+        if number is None:
+            return
+        self._tenant(record).waiting -= 1
+        del state.by_ticket[number]
+        if number in state.waiting:  # in the deciding state, serving has removed it already
+            state.waiting.withdraw(number)
+
+    # Instances
+
+    def _occupy(self, record: AllocationRecord) -> None:
+        """Place the instances of an allocation unless the scheduler has, and charge them."""
+        state, placed = self._state, self.in_place
+        if placed is None:
+            placed = tuple([self._place(part) for part in record.parts])
+        state.turn = state.scheduler.turn = placed[-1].gpu + 1
+        identity = record.id
+        state.instances[identity] = tuple([instance.id for instance in placed])
+        tenant = self._tenant(record)
+        for part, instance in zip(record.parts, placed, strict=True):
+            state.owner[instance.id] = identity
+            self._charge(tenant, part, 1)
+            self._count_instance(part)
+        if record.ends is not None:
+            self.leases.add(record.ends, identity)
+
+    def _place(self, part: Part) -> Instance:
+        node = self._state.nodes[part.node]
+        placement = node.geometry.placement(part.profile, part.start)
+        if placement is None:
+            raise SlicewiseError(
+                f"{part.profile} cannot start at slice {part.start} on {node.geometry.model}"
+            )
+        return self._state.cluster.put(node.gpus[part.gpu], placement.number)
+
+    def _count_instance(self, part: Part) -> None:
+        node = self._state.nodes[part.node]
+        node.instances += 1
+        self._state.mark_changed(part.node)
+        if part.phase is not None:
+            self._count_phase(None, part.phase)
+            self._state.desired_changed(node)
+
+    def _free(self, part: Part, instance: int) -> None:
+        state = self._state
+        state.cluster.release(instance)
+        del state.owner[instance]
+        state.nodes[part.node].instances -= 1
+        state.mark_changed(part.node)
+
+    def _charge(self, tenant: TenantStatus, part: Part, sign: int) -> None:
+        usage = tenant.usage
+        usage.memory_slices += sign * part.size
+        usage.compute_slices += sign * part.compute
+        usage.instances += sign
+
+    def _count_phase(self, old: Phase | None, new: Phase | None) -> None:
+        phases = self._state.phases
+        if old is not None:
+            phases[old] -= 1
+        if new is not None and new is not Phase.GONE:
+            phases[new] += 1
+
+    def set_part(self, record: AllocationRecord, index: int, part: Part) -> None:
+        """Replace the record of an instance that stays in its place."""
+        self._count_phase(record.parts[index].phase, part.phase)
+        parts = (*record.parts[:index], part, *record.parts[index + 1 :])
+        self.store(msgspec.structs.replace(record, parts=parts))
+        self._state.mark_changed(part.node)
+
+    def vacate(self, record: AllocationRecord, index: int, part: Part) -> None:
+        """Free the slices of a leaving instance that is gone."""
+        state = self._state
+        ids = list(state.instances[record.id])
+        self._free(part, ids[index])
+        ids[index] = NO_INSTANCE
+        self.set_part(record, index, part)
+        if all(one == NO_INSTANCE for one in ids):
+            del state.leaving[record.id], state.instances[record.id]
+            if state.index is not None:
+                state.index.remove(record.id)
+        else:
+            state.instances[record.id] = tuple(ids)
+
+    def restore_leaving(self, record: AllocationRecord) -> None:
+        """Add a leaving allocation from a snapshot; no entry creates one directly."""
+        state = self._state
+        ids = []
+        for part in record.parts:
+            if part.phase in (None, Phase.GONE):
+                ids.append(NO_INSTANCE)
+                continue
+            made = self._place(part)
+            state.owner[made.id] = record.id
+            self._count_instance(part)
+            ids.append(made.id)
+        self.store(record)
+        state.instances[record.id] = tuple(ids)

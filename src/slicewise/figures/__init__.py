@@ -1,1 +1,0 @@
-"""Drawings: rows of results and GPUs as figures. Needs matplotlib (the extra ``lab``)."""

@@ -1,0 +1,161 @@
+"""Nodes, namespaces, pods and leases."""
+
+from __future__ import annotations
+
+import msgspec
+
+from slicewise.kubernetes.api.common import ApiObject, Condition, Meta, NodeSelector
+
+# Nodes and namespaces
+
+
+class Taint(ApiObject, frozen=True):
+    """A taint: keeps away pods that do not tolerate it."""
+
+    key: str
+    effect: str
+    value: str = ""
+
+
+class NodeSpec(ApiObject, frozen=True):
+    """The spec of a node."""
+
+    unschedulable: bool = False
+    taints: tuple[Taint, ...] = ()
+
+
+class NodeStatus(ApiObject, frozen=True):
+    """The status of a node."""
+
+    allocatable: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class Node(ApiObject, frozen=True):
+    """A node."""
+
+    metadata: Meta
+    spec: NodeSpec = NodeSpec()
+    status: NodeStatus = NodeStatus()
+
+
+class Namespace(ApiObject, frozen=True):
+    """A namespace; a tenant in the cache."""
+
+    metadata: Meta
+
+
+# Pods
+
+
+class Resources(ApiObject, frozen=True):
+    """Requested resources."""
+
+    requests: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class Container(ApiObject, frozen=True):
+    """A container of a pod."""
+
+    name: str = ""
+    resources: Resources = Resources()
+    restart_policy: str | None = None
+
+
+class PodClaim(ApiObject, frozen=True):
+    """A reference to a claim: by name, or by the template that it is created from."""
+
+    name: str
+    resource_claim_name: str | None = None
+
+
+class Toleration(ApiObject, frozen=True):
+    """A toleration of taints."""
+
+    key: str = ""
+    operator: str = "Equal"
+    value: str = ""
+    effect: str = ""
+
+
+class NodeAffinity(ApiObject, frozen=True):
+    """The required node affinity of a pod."""
+
+    required: NodeSelector | None = msgspec.field(
+        default=None, name="requiredDuringSchedulingIgnoredDuringExecution"
+    )
+
+
+class Affinity(ApiObject, frozen=True):
+    """The affinity of a pod."""
+
+    node_affinity: NodeAffinity | None = None
+
+
+class Gate(ApiObject, frozen=True):
+    """A scheduling gate."""
+
+    name: str
+
+
+class PodSpec(ApiObject, frozen=True):
+    """The spec of a pod."""
+
+    node_name: str = ""
+    containers: tuple[Container, ...] = ()
+    init_containers: tuple[Container, ...] = ()
+    overhead: dict[str, str] = msgspec.field(default_factory=dict)
+    resources: Resources | None = None
+    node_selector: dict[str, str] = msgspec.field(default_factory=dict)
+    affinity: Affinity | None = None
+    tolerations: tuple[Toleration, ...] = ()
+    resource_claims: tuple[PodClaim, ...] = ()
+    scheduling_gates: tuple[Gate, ...] = ()
+    priority: int = 0
+
+
+class PodClaimStatus(ApiObject, frozen=True):
+    """The claim that was created for a pod from a template; None if none was needed."""
+
+    name: str
+    resource_claim_name: str | None = None
+
+
+class PodStatus(ApiObject, frozen=True):
+    """The status of a pod."""
+
+    phase: str = "Pending"
+    conditions: tuple[Condition, ...] = ()
+    nominated_node_name: str = ""
+    resource_claim_statuses: tuple[PodClaimStatus, ...] = ()
+
+
+class Pod(ApiObject, frozen=True):
+    """A pod."""
+
+    metadata: Meta
+    spec: PodSpec = PodSpec()
+    status: PodStatus = PodStatus()
+
+    @property
+    def over(self) -> bool:
+        """Whether the pod has ended and needs no resources."""
+        return self.status.phase in ("Succeeded", "Failed")
+
+
+# Leases
+
+
+class LeaseSpec(ApiObject, frozen=True):
+    """The holder and the duration of a lease."""
+
+    holder_identity: str | None = None
+    lease_duration_seconds: int | None = None
+    acquire_time: str | None = None
+    lease_transitions: int | None = None
+
+
+class Lease(ApiObject, frozen=True):
+    """A lease."""
+
+    metadata: Meta
+    spec: LeaseSpec = LeaseSpec()

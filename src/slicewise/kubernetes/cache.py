@@ -1,0 +1,389 @@
+"""The cluster cache: the objects of the Kubernetes API as a cluster of the engine.
+
+Pools of devices become nodes with GPUs, allocated claims become instances on them, namespaces
+become tenants. Every change is a row of a journal, which the read API and the dashboard follow. The
+cache holds nothing that cannot be rebuilt from the objects of the API.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+
+from slicewise.control.state import State, TenantStatus
+from slicewise.core.cluster import Instance
+from slicewise.core.errors import PlacementError
+from slicewise.core.geometry import Placement
+from slicewise.core.request import Request
+from slicewise.engine.offers import Offers
+from slicewise.journal.entries import (
+    Allocated,
+    AllocationRecord,
+    AnyEntry,
+    Cause,
+    Ended,
+    Queued,
+    QuotaRecord,
+    Role,
+    Row,
+    Seconds,
+    Served,
+    TenantRef,
+    TenantRemoved,
+    TenantSet,
+    TokenIssued,
+    Want,
+)
+from slicewise.kubernetes.api import ResourceClaim
+from slicewise.kubernetes.api.common import parse_time
+from slicewise.kubernetes.claim_states import ClaimRecord, ClaimRecords, ClaimState
+from slicewise.kubernetes.devices.pool_reading import PoolReading
+from slicewise.kubernetes.devices.pools import PoolKey, Pools
+from slicewise.kubernetes.journal import ControllerJournal
+
+_ACTOR = "kubernetes"
+
+
+class DeviceId(NamedTuple):
+    """A device, as allocations name it."""
+
+    driver: str
+    pool: str
+    device: str
+
+
+@dataclass(slots=True)
+class _Placed:
+    """A claim with devices on known GPUs."""
+
+    claim: str
+    devices: tuple[DeviceId, ...]
+    gpus: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Clash:
+    """An allocation that does not fit the others; its GPUs take nothing new meanwhile."""
+
+    claim: ResourceClaim
+    gpus: tuple[int, ...]
+    against: frozenset[str]
+    """The claims that it conflicts with."""
+    why: str
+
+
+class ClusterCache:
+    """Pools, claims and namespaces in one state, with offers in the policy's order."""
+
+    def __init__(self, policy: str, clock: Callable[[], Seconds], address: Callable[[], str]):
+        self.state = State(policy)
+        # Sequence numbers start at the current time: after a restart, readers notice that they
+        # have to start over.
+        self.state.seq = int(clock() * 1_000_000)
+        self.offers = Offers(self.state.scheduler)
+        self.journal = ControllerJournal(self.state, address)
+        self.clashes: dict[str, _Clash] = {}
+        """By uid: allocations that conflict with others."""
+        self._clock = clock
+        self.pools = Pools(self.state, self.enter, self._clear)
+        self._claims: dict[str, _Placed] = {}
+        self.records = ClaimRecords()
+        """The record of every known claim, also of claims with devices on unknown GPUs."""
+        self._released = 0
+        self._gone: set[str] = set()
+        """Deleted namespaces that still have allocations."""
+
+    @property
+    def freed(self) -> int:
+        """A number that grows whenever devices are freed."""
+        return self._released + self.pools.freed
+
+    def enter(self, entry: AnyEntry, in_place: tuple[Instance, ...] | None = None) -> None:
+        """Apply an entry and record it in the journal."""
+        row = Row(self.state.seq + 1, self._clock(), _ACTOR, entry)
+        self.state.apply(row, in_place)
+        self.journal.record(row)
+
+    def add_viewer_token(self, digest: str) -> None:
+        """Add a read-only token by its digest."""
+        self.enter(TokenIssued("look", digest, Role.READ_ONLY, note="from the token file"))
+
+    # Namespaces
+
+    def set_tenant(self, namespace: TenantRef, quota: QuotaRecord) -> None:
+        """Add a namespace as a tenant, or change its quota.
+
+        A namespace created again is another tenant, unless claims of the former one are still
+        cached: the API server deletes them before the namespace, but watches may lag.
+        """
+        self._gone.discard(namespace.name)
+        known = self.state.tenants_by_name.get(namespace.name)
+        if known is not None and known.ref != namespace and not known.allocations:
+            self.enter(TenantRemoved(known.ref))
+            known = None
+        if known is None or known.quota != quota:
+            self.enter(TenantSet(namespace if known is None else known.ref, quota))
+            self._released += 1
+
+    def drop_tenant(self, name: str) -> None:
+        """Remove a deleted namespace; it stays a tenant until its last allocation ends."""
+        known = self.state.tenants_by_name.get(name)
+        if known is not None and known.allocations:
+            self._gone.add(name)
+        elif known is not None:
+            self._gone.discard(name)
+            self.enter(TenantRemoved(known.ref))
+
+    def tenant(self, name: str) -> TenantStatus:
+        """The tenant of a namespace; one whose object was not seen yet is added without a quota."""
+        if name not in self.state.tenants_by_name:
+            self.enter(TenantSet(TenantRef(f"namespace:{name}", name)))
+        return self.state.tenants_by_name[name]
+
+    # Pools
+
+    def set_pool(self, key: PoolKey, reading: PoolReading, home: str) -> None:
+        """Add or update a published pool."""
+        if self.pools.publish(key, reading, home):
+            self._place_unplaced()
+
+    def _clear(self, gpus: set[int]) -> None:
+        """Remove all claims from GPUs that are about to be removed."""
+        for uid, clash in list(self.clashes.items()):
+            if not gpus.isdisjoint(clash.gpus):
+                self._unclash(uid)
+        for uid, entered in list(self._claims.items()):
+            if not gpus.isdisjoint(entered.gpus):
+                self._leave(uid)
+
+    # Claims
+
+    def update(self, claim: ResourceClaim) -> ClaimRecord:
+        """Apply a version of a claim."""
+        record = self.records.update(claim)
+        if record.allocated:
+            self._place(claim)
+        elif record.state is not ClaimState.WRITING:  # writing the finalizer changes the claim too
+            self.release(claim.metadata.uid)
+        return record
+
+    def _place(self, claim: ResourceClaim) -> None:
+        """Place the devices of an allocation, of any controller."""
+        uid = claim.metadata.uid
+        devices = devices_of(claim)
+        entered = self._claims.get(uid)
+        if entered is not None and entered.devices == devices:
+            return
+        if entered is not None:
+            self._leave(uid)
+            self._released += 1
+        self._unclash(uid)
+        self._place_devices(claim, devices)
+        if entered is not None:
+            self._try_clashes()
+
+    def forget(self, uid: str) -> None:
+        """Remove a deleted claim."""
+        self.records.drop(uid)
+        self.release(uid)
+
+    def release(self, uid: str) -> None:
+        """Free the devices of a claim."""
+        self._unclash(uid)
+        if uid in self._claims:
+            self._leave(uid)
+            self._released += 1
+            self._try_clashes()
+            self.pools.sweep()
+
+    def assume(
+        self, claim: ResourceClaim, instances: tuple[Instance, ...], labels: dict[str, str]
+    ) -> tuple[DeviceId, ...]:
+        """Count chosen instances as allocated before the write; returns their devices."""
+        self.records.move(self.records.add(claim), ClaimState.WRITING)
+        devices = []
+        for instance in instances:
+            gpu = self.pools.gpu(instance.gpu)
+            devices.append(
+                DeviceId(gpu.driver, gpu.pool, gpu.devices[instance.profile, instance.start])
+            )
+        self._record(claim, tuple(devices), instances, labels)
+        return tuple(devices)
+
+    def excluded(self, uid: str) -> bool:
+        """Whether an allocation conflicts with another one."""
+        return uid in self.clashes or any(uid in clash.against for clash in self.clashes.values())
+
+    def _place_devices(self, claim: ResourceClaim, devices: tuple[DeviceId, ...]) -> None:
+        """Place the devices of an allocation that are on known GPUs."""
+        cluster = self.state.cluster
+        placed: list[Instance] = []
+        blocked: list[int] = []
+        against: set[str] = set()
+        why = ""
+        for device in devices:
+            key = device.driver, device.pool
+            if not self.pools.knows(*key):
+                continue
+            found = self.pools.find(key, device.device)
+            if found is None:
+                touched = self.pools.touched(key, device.device)
+                if touched:
+                    why = f"device {device.device} is not of a shape that is understood"
+                    blocked += touched
+                continue
+            gpu, place = found
+            placement = cluster.state(gpu).geometry.placement(*place)
+            assert placement is not None  # the geometry was read from these devices
+            try:
+                placed.append(cluster.put(gpu, placement.number))
+            except PlacementError as error:
+                blocked.append(gpu)
+                against |= self._in_the_way(gpu, placement)
+                why = str(error)
+        if blocked:
+            for instance in reversed(placed):
+                cluster.undo_place(instance)
+            gpus = tuple(dict.fromkeys([*blocked, *(one.gpu for one in placed)]))
+            self.clashes[claim.metadata.uid] = _Clash(claim, gpus, frozenset(against), why)
+            for gpu in gpus:
+                self.pools.hold(gpu, claim.metadata.uid, True)
+        elif placed:
+            self._record(claim, devices, tuple(placed), _user(claim))
+
+    def _in_the_way(self, gpu: int, placement: Placement) -> set[str]:
+        """The claims that leave no room for a placement: by their slices, or by shared budgets."""
+        there = self.state.cluster.instances_on(gpu)
+        geometry = self.state.cluster.state(gpu).geometry
+        over = [
+            one
+            for one in there
+            if geometry.profile(one.profile).window(one.start) & placement.window
+        ]
+        owners = (self.state.owner.get(one.id) for one in over or there)
+        return {owner for owner in owners if owner is not None}
+
+    def _record(
+        self,
+        claim: ResourceClaim,
+        devices: tuple[DeviceId, ...],
+        instances: tuple[Instance, ...],
+        labels: dict[str, str],
+    ) -> None:
+        uid = claim.metadata.uid
+        parts = self.state.parts(instances)
+        tenant = self.tenant(claim.metadata.namespace).ref
+        if uid in self.state.tickets:
+            self.enter(Served(uid, tenant, parts), instances)
+        else:
+            record = AllocationRecord(
+                id=uid,
+                tenant=tenant,
+                want=Want(profile=parts[0].profile),
+                count=len(parts),
+                labels={"claim": claim.metadata.name, **labels},
+                requested=parse_time(claim.metadata.creation_timestamp, self._clock()),
+                placed=self._clock(),
+                parts=parts,
+            )
+            self.enter(Allocated(record), instances)
+        gpus = tuple(instance.gpu for instance in instances)
+        self._claims[uid] = _Placed(claim.metadata.key, devices, gpus)
+
+    def _leave(self, uid: str) -> None:
+        del self._claims[uid]
+        self._end(uid)
+
+    def _end(self, uid: str) -> None:
+        """End an allocation or a wait; with the last one, a deleted namespace is removed."""
+        record = self.state.allocations[uid]
+        ended = msgspec.structs.replace(record, ended=self._clock(), cause=Cause.RELEASED)
+        self.enter(Ended(ended))
+        if record.tenant.name in self._gone:
+            self.drop_tenant(record.tenant.name)
+
+    def _unclash(self, uid: str) -> None:
+        clash = self.clashes.pop(uid, None)
+        if clash is not None:
+            for gpu in clash.gpus:
+                self.pools.hold(gpu, uid, False)
+
+    def _try_clashes(self) -> None:
+        for uid, clash in list(self.clashes.items()):
+            self._unclash(uid)
+            self._place_devices(clash.claim, devices_of(clash.claim))
+
+    def _place_unplaced(self) -> None:
+        """Place the allocations with devices on GPUs that have become known."""
+        for record in self.records.all():
+            if not record.allocated:
+                continue
+            claim, uid = record.claim, record.claim.metadata.uid
+            entered = self._claims.get(uid)
+            if entered is not None and len(entered.gpus) < len(entered.devices):
+                self._leave(uid)  # only some of its devices were known
+            if uid not in self._claims and uid not in self.clashes:
+                self._place_devices(claim, devices_of(claim))
+        self._try_clashes()
+
+    # Pending claims
+
+    def wait(
+        self,
+        claim: ResourceClaim,
+        wants: Sequence[Request],
+        priority: int,
+        labels: dict[str, str],
+        reason: str,
+        detail: str,
+    ) -> None:
+        """Show a claim as waiting on the dashboard; scheduling does not depend on it."""
+        if claim.metadata.uid in self.state.allocations:
+            return
+        first = wants[0]
+        want = (
+            Want(profile=first.want, models=first.models)
+            if isinstance(first.want, str)
+            else Want(
+                compute=first.want.compute, memory_gb=first.want.memory_gb, models=first.models
+            )
+        )
+        record = AllocationRecord(
+            id=claim.metadata.uid,
+            tenant=self.tenant(claim.metadata.namespace).ref,
+            want=want,
+            count=len(wants),
+            priority=priority,
+            labels={"claim": claim.metadata.name, **labels},
+            requested=parse_time(claim.metadata.creation_timestamp, self._clock()),
+            reason=reason,
+            detail=detail,
+        )
+        self.enter(Queued(record, self.state.last_ticket + 1))
+
+    def stop_waiting(self, uid: str) -> None:
+        """Stop showing a claim as waiting."""
+        if uid in self.state.tickets:
+            self._end(uid)
+
+
+def devices_of(claim: ResourceClaim) -> tuple[DeviceId, ...]:
+    """The devices of an allocation, except those with administrative access."""
+    allocation = claim.status.allocation
+    if allocation is None:
+        return ()
+    return tuple(
+        DeviceId(result.driver, result.pool, result.device)
+        for result in allocation.devices.results
+        if not result.admin_access
+    )
+
+
+def _user(claim: ResourceClaim) -> dict[str, str]:
+    """A label with the pod of a claim, if the claim names it."""
+    owners = [owner.name for owner in claim.metadata.owner_references if owner.kind == "Pod"]
+    names = owners or [user.name for user in claim.status.reserved_for if user.resource == "pods"]
+    return {"pod": names[0]} if names else {}

@@ -1,0 +1,1 @@
+"""Turns the ResourceSlices of DRA drivers into GPUs with a geometry."""

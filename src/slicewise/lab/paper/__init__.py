@@ -1,0 +1,1 @@
+"""Comparison with the paper: its published figures as data, findings, and the report."""

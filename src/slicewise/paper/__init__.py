@@ -1,1 +1,0 @@
-"""The paper: its published figures as data, and how ours compare with them."""

@@ -1,0 +1,1 @@
+"""A scheduler extender for kube-scheduler: filter, prioritize and bind pods with MIG instances."""

@@ -1,0 +1,91 @@
+"""Recent statistics: placements, rejections, capacity and queue over time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+from typing import Annotated
+
+from msgspec import Meta
+
+from slicewise.api.base import moment
+from slicewise.api.stats import PointView, RejectionView, StatsView
+from slicewise.control.answers import json_answer
+from slicewise.control.state import request_of
+from slicewise.journal.entries import Rejected, Row, TenantRef
+from slicewise.server.context import AppContext
+from slicewise.server.recent_stats import STEP_SECONDS, Sample, Tally
+from slicewise.server.requests import Query, Reply, Request, reply
+
+MAX_POINTS = 360
+
+
+class StatsQuery(Query, frozen=True):
+    """Length of the interval, and number of rejections."""
+
+    seconds: Annotated[int, Meta(ge=60, le=86400)] = 3600
+    rejections: Annotated[int, Meta(ge=0, le=500)] = 50
+
+
+async def recent(context: AppContext, request: Request) -> Reply:
+    """Statistics of this process. A tenant gets its own decisions only."""
+    query = request.query(StatsQuery)
+    history, tenant = context.recent_stats, request.caller.tenant
+    await history.update()
+    step = STEP_SECONDS * ceil(query.seconds / MAX_POINTS / STEP_SECONDS)
+    points = _points(history.samples(query.seconds), step, tenant)
+    view = StatsView(
+        seq=context.state.seq,
+        since=moment(history.since) or "",
+        step=step,
+        points=points,
+        rejections=tuple(map(_rejection, history.rejections(tenant, query.rejections))),
+    )
+    return reply(json_answer(200, view))
+
+
+def _points(
+    samples: Sequence[Sample], step: float, tenant: TenantRef | None
+) -> tuple[PointView, ...]:
+    """Merge samples into points of ``step`` seconds."""
+    merged: dict[int, tuple[Tally, Sample]] = {}
+    for sample in samples:
+        place = int(sample.start // step)
+        tally, _ = merged.get(place, (Tally(), sample))
+        tally.add(sample.of(tenant))
+        merged[place] = tally, sample
+    return tuple(_point(tally, sample) for tally, sample in merged.values())
+
+
+def _point(tally: Tally, sample: Sample) -> PointView:
+    cluster = sample.cluster
+    return PointView(
+        at=moment(sample.at) or "",
+        accepted=tally.accepted,
+        queued=tally.queued,
+        ended=tally.ended,
+        rejected=tally.rejected,
+        waited=tally.waited,
+        mean_wait=tally.wait_seconds / tally.waited if tally.waited else None,
+        longest_wait=tally.longest_wait if tally.waited else None,
+        waiting=cluster.waiting,
+        instances=cluster.instances,
+        slices=cluster.slices,
+        free_slices=cluster.free_slices,
+        fragmentation=cluster.fragmentation,
+        placements=cluster.placements,
+    )
+
+
+def _rejection(row: Row) -> RejectionView:
+    entry = row.entry
+    assert isinstance(entry, Rejected)
+    return RejectionView(
+        seq=row.seq,
+        at=moment(row.at) or "",
+        tenant=entry.tenant.name,
+        wanted=str(request_of(entry.want)),
+        count=entry.count,
+        reason=entry.reason,
+        detail=entry.detail,
+    )

@@ -1,1 +1,0 @@
-"""The laboratory: workloads, experiments, compiled kernels and their statistics."""

@@ -1,0 +1,151 @@
+"""The programs of a real Kubernetes control plane, built once from the Go modules in this folder.
+
+Usage: python -m tests.kubernetes_e2e.programs
+
+Prints what is built and the folder it lies in: a cache outside the checkout, named after all that
+goes into it. The first time takes minutes and needs the network for the modules' sources.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from scripts.test_services import MissingServiceError
+
+GO = (1, 26)
+"""The oldest Go that builds them."""
+KUBERNETES = "v1.36.4"
+_BUILD_SECONDS = 3600
+_FLAGS = ("-mod=readonly", "-trimpath", "-buildvcs=false")
+_LINKER_FLAGS = f"-s -w -X k8s.io/component-base/version.gitVersion={KUBERNETES}"
+# As Kubernetes' own releases are built; and no C compiler is needed.
+_ENVIRONMENT = {"CGO_ENABLED": "0", "GOWORK": "off"}
+
+
+class Program(NamedTuple):
+    """A program, the module of this folder that pins it, and its package."""
+
+    name: str
+    module: str
+    package: str
+
+
+PROGRAMS = (
+    Program("etcd", "controlplane", "go.etcd.io/etcd/server/v3"),
+    Program("kube-apiserver", "controlplane", "k8s.io/kubernetes/cmd/kube-apiserver"),
+    Program(
+        "kube-controller-manager", "controlplane", "k8s.io/kubernetes/cmd/kube-controller-manager"
+    ),
+    Program("kube-scheduler", "controlplane", "k8s.io/kubernetes/cmd/kube-scheduler"),
+    Program("kubectl", "controlplane", "k8s.io/kubernetes/cmd/kubectl"),
+    Program("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok"),
+)
+HELM = (Program("helm", "helm", "helm.sh/helm/v4/cmd/helm"),)
+"""Built for itself: few tests need it, and it takes as long as all the others."""
+_HERE = Path(__file__).parent
+
+
+def require_helm(tell: Callable[[str], None] = lambda line: None) -> Path:
+    """The program that renders charts."""
+    return _require(HELM, tell) / "helm"
+
+
+def require_programs(tell: Callable[[str], None] = lambda line: None) -> Path:
+    """The folder that holds them all; what is missing is built, by one process at a time."""
+    return _require(PROGRAMS, tell)
+
+
+def _require(programs: Sequence[Program], tell: Callable[[str], None]) -> Path:
+    go, version = _go()
+    folder = _folder(version, programs)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        missing = [p for p in programs if not (folder / p.name).exists()]
+        if missing:
+            what = f"Kubernetes {KUBERNETES}" if programs is PROGRAMS else missing[0].name
+            tell(f"Building {what} for the tests (minutes, the first time).")
+        for number, program in enumerate(missing, 1):
+            tell(f"  {number} of {len(missing)}: {program.name}")
+            _build(go, program, folder)
+    return folder
+
+
+def _go() -> tuple[str, str]:
+    """Go and its version, or a sentence that says what is wanted."""
+    wanted = ".".join(map(str, GO))
+    named = os.environ.get("GO", "go")
+    go = shutil.which(named) or shutil.which(named, path="/usr/local/go/bin")
+    if go is None:
+        raise MissingServiceError(
+            f"Go is not installed: the Kubernetes tests build their control plane with Go {wanted} "
+            "or newer; install it, or name the program in GO"
+        )
+    done = subprocess.run(
+        [go, "env", "GOVERSION"], cwd=_HERE, capture_output=True, text=True, check=False
+    )
+    version = done.stdout.strip()
+    found = re.match(r"go(\d+)\.(\d+)", version)
+    if done.returncode or found is None or (int(found[1]), int(found[2])) < GO:
+        what = version or done.stderr.strip() or "not Go"
+        raise MissingServiceError(
+            f"{go} is {what}: the Kubernetes tests build their control plane with Go {wanted} or "
+            "newer; install it, or name the program in GO"
+        )
+    return go, version
+
+
+def _folder(version: str, programs: Sequence[Program]) -> Path:
+    """A folder for exactly these sources, this Go and these flags."""
+    told = hashlib.sha256(repr((version, _FLAGS, _LINKER_FLAGS, _ENVIRONMENT)).encode())
+    for module in sorted({program.module for program in programs}):
+        for name in ("go.mod", "go.sum"):
+            told.update((_HERE / module / name).read_bytes())
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "slicewise" / "k8s" / told.hexdigest()[:16]
+
+
+def _build(go: str, program: Program, folder: Path) -> None:
+    unfinished = folder / f"{program.name}.unfinished"
+    command = [go, "build", *_FLAGS, "-ldflags", _LINKER_FLAGS]
+    command += ["-o", str(unfinished), program.package]
+    try:
+        done = subprocess.run(
+            ["nice", "-n", "5", *command],
+            cwd=_HERE / program.module,
+            env={**os.environ, **_ENVIRONMENT},
+            capture_output=True,
+            text=True,
+            timeout=_BUILD_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise MissingServiceError(f"building {program.name} took too long") from None
+    if done.returncode:
+        problem = " ".join(done.stderr.split()[-60:])
+        raise MissingServiceError(f"{program.name} cannot be built: {problem}")
+    unfinished.replace(folder / program.name)
+
+
+def main() -> int:
+    """Build what is missing and print where they are."""
+    try:
+        print(require_programs(lambda line: print(line, flush=True)))
+        print(require_helm(lambda line: print(line, flush=True)))
+    except MissingServiceError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
