@@ -1,10 +1,10 @@
-"""Fail unless the gated rooms have full line and branch coverage.
+"""Fail unless `core`, `policies` and `engine` have full line and branch coverage.
 
 Usage: coverage_gate.py [coverage.json]
 
-Reads a JSON report of coverage.py and prints the coverage of each room (each direct subpackage of
-slicewise). Exits with 1 if a file of a gated room has an uncovered line or branch, or is missing
-from the report. Exits with 2 if the report cannot be used.
+Reads a JSON report of coverage.py and prints the coverage of each package. Exits with 1 if a file
+has an uncovered line or branch, or is missing from the report. Exits with 2 if the report cannot be
+used.
 """
 
 import json
@@ -15,12 +15,11 @@ from typing import Any
 
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "slicewise"
 GATED = ("core", "policies", "engine")
-TOP = "(top level)"
 
 
 @dataclass
-class Room:
-    """Coverage counts of one room, and the gaps of its files."""
+class PackageCoverage:
+    """Coverage counts of one package, and the gaps of its files."""
 
     files: int = 0
     lines: int = 0
@@ -71,38 +70,39 @@ def load(report: Path) -> dict[Path, dict[str, Any]]:
     return {Path(name).resolve(): entry for name, entry in data["files"].items()}
 
 
-def collect(entries: dict[Path, dict[str, Any]]) -> dict[str, Room]:
-    """Sum the files of the package by room."""
-    rooms: dict[str, Room] = {name: Room() for name in GATED}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        parts = path.relative_to(PACKAGE).parts
-        room = rooms.setdefault(parts[0] if len(parts) > 1 else TOP, Room())
-        room.add("slicewise/" + "/".join(parts), entries.get(path))
-    return rooms
+def collect(entries: dict[Path, dict[str, Any]]) -> dict[str, PackageCoverage]:
+    """Sum the files of each gated package."""
+    packages: dict[str, PackageCoverage] = {name: PackageCoverage() for name in GATED}
+    for name, package in packages.items():
+        for path in sorted((PACKAGE / name).rglob("*.py")):
+            package.add(path.relative_to(PACKAGE.parent).as_posix(), entries.get(path))
+    return packages
 
 
 def main(arguments: list[str]) -> int:
     report = Path(arguments[0] if arguments else "coverage.json")
     try:
-        rooms = collect(load(report))
+        packages = collect(load(report))
     except (OSError, ValueError, KeyError, TypeError) as error:
         print(f"coverage gate: cannot use {report}: {error!r}", file=sys.stderr)
         return 2
 
-    print(f"{'room':<12} {'files':>5} {'lines':>11} {'branches':>11} {'excluded':>8} {'total':>7}")
-    for name, room in rooms.items():
-        lines = f"{room.lines_hit}/{room.lines}"
-        branches = f"{room.branches_hit}/{room.branches}"
+    print(
+        f"{'package':<12} {'files':>5} {'lines':>11} {'branches':>11} {'excluded':>8} {'total':>7}"
+    )
+    for name, package in packages.items():
+        lines = f"{package.lines_hit}/{package.lines}"
+        branches = f"{package.branches_hit}/{package.branches}"
         print(
-            f"{name:<12} {room.files:>5} {lines:>11} {branches:>11} {room.excluded:>8}"
-            f" {room.percent:>6.1f}%{'  gated' if name in GATED else ''}"
+            f"{name:<12} {package.files:>5} {lines:>11} {branches:>11} {package.excluded:>8}"
+            f" {package.percent:>6.1f}%"
         )
 
     problems = []
     for name in GATED:
-        if rooms[name].files == 0:
+        if packages[name].files == 0:
             problems.append(f"slicewise/{name}: no files")
-        problems.extend(rooms[name].gaps)
+        problems.extend(packages[name].gaps)
     if problems:
         print("coverage gate: FAILED; these must be covered completely:", file=sys.stderr)
         for problem in problems:

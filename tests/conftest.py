@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import signal
@@ -46,13 +47,17 @@ def a100() -> Geometry:
     return Catalog.builtin().find("A100-80GB").require()
 
 
-LONG = (("e2e", "k8s", "sim"), ("dashboard", "cli"), ("docs", "agent", "fakedriver"))
-"""Folders with files that take minutes: begun first, so that no core is left with one.
+LONG = (
+    ("e2e", "kubernetes_e2e", "lab"),
+    ("dashboard", "cli", "kubernetes", "control"),
+    ("docs", "agent", "fakedriver"),
+)
+"""Folders with files that take minutes, started first, so that no core ends with one of them.
 
-Their files come by turns within a group: where those of one wait, those of another work.
+The files of a group alternate: while those of one folder wait, those of another use the processor.
 """
-ELSEWHERE = ("e2e/hostile/", "e2e/test_", "k8s/test_never_")
-"""Here other processes do the work: to measure what this one does would only make it slow."""
+MEASURED = ("core", "catalog", "policies", "engine", "lab/test_agreement.py")
+"""Tests during which coverage is measured: those of the packages that the gate demands it of."""
 
 
 @pytest.hookimpl(optionalhook=True, wrapper=True)
@@ -63,8 +68,10 @@ def pytest_xdist_auto_num_workers() -> Generator[None, int, int]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files first, by turns; within a file the order stays."""
+    """Start long files first, alternating between folders; keep the order within a file."""
     tests = Path(__file__).parent
+    for name in (*itertools.chain(*LONG), *MEASURED):
+        assert (tests / name).exists(), f"tests/{name} is gone: mend LONG or MEASURED"
     files: dict[str, list[Path]] = {}
     """By folder."""
 
@@ -77,17 +84,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return group, there.index(item.path)
 
     items.sort(key=turn)
+    measured = [tests / name for name in MEASURED]
     for item in items:
-        if item.path.relative_to(tests).as_posix().startswith(ELSEWHERE):
+        if not any(item.path.is_relative_to(path) for path in measured):
             item.add_marker("unmeasured")
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Measure nothing during a test that is marked so.
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Measure no coverage during a test that is marked so, nor while its fixtures are made.
 
-    In a worker pytest-cov has two measurements, one upon the other: its own ``no_cover`` would
-    stop the upper one, and the lower one would go on.
+    In a worker pytest-cov has two measurements, one on top of the other. Its own ``no_cover`` would
+    stop the upper one only.
     """
     stopped: list[Coverage] = []
     if item.get_closest_marker("unmeasured"):

@@ -195,7 +195,6 @@ JUNK = st.recursive(
 )
 
 
-@pytest.mark.unmeasured
 @settings(max_examples=100, deadline=None)
 @given(document=JUNK | st.text())
 def test_no_file_causes_a_traceback(

@@ -162,7 +162,6 @@ WORDS = st.sampled_from(
 LINES = st.lists(st.one_of(WORDS, st.text(max_size=6)), max_size=9)
 
 
-@pytest.mark.unmeasured
 @settings(max_examples=180, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(command=st.sampled_from(["", *COMMANDS]), rest=LINES)
 def test_no_command_line_brings_a_traceback(command: str, rest: list[str]) -> None:
@@ -182,7 +181,6 @@ def test_no_command_line_brings_a_traceback(command: str, rest: list[str]) -> No
         assert err.count("\n") == 1
 
 
-@pytest.mark.unmeasured
 @settings(max_examples=60, deadline=None)
 @given(
     text=st.one_of(

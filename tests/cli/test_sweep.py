@@ -175,7 +175,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.unmeasured
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_killed_in_the_middle_of_a_transaction_and_resumed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], workers: str

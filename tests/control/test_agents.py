@@ -303,7 +303,6 @@ def test_layouts_are_compared_without_order() -> None:
     assert distinct(H200).model == distinct(H200).model != distinct(turned).model
 
 
-@pytest.mark.unmeasured
 def test_models_with_too_many_states_are_detected() -> None:
     assert not too_many_states(load_geometry("H200-141GB"))
     profiles = tuple(Profile(f"{n}g", 1, n, 1, tuple(range(16))) for n in range(1, 8))

@@ -6,7 +6,6 @@ import random
 from collections.abc import Iterator
 
 import msgspec
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.control.control_plane import A100, ControlPlane
@@ -206,7 +205,6 @@ def agent_step(rng: random.Random, control: ControlPlane, fake: FakeNode) -> Non
         fake.heard = None
 
 
-@pytest.mark.unmeasured
 @given(seed=st.integers(0, 1 << 32), steps=st.integers(1, 250))
 @settings(max_examples=35, deadline=None)
 def test_the_state_is_consistent_whatever_agents_do(seed: int, steps: int) -> None:
@@ -256,7 +254,6 @@ def test_the_state_is_consistent_whatever_agents_do(seed: int, steps: int) -> No
     assert planes[0].rows == planes[1].rows == planes[2].rows
 
 
-@pytest.mark.unmeasured
 @given(seed=st.integers(0, 1 << 32), steps=st.integers(1, 150))
 @settings(max_examples=25, deadline=None)
 def test_the_hardware_converges_to_the_desired_state(seed: int, steps: int) -> None:

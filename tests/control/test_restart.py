@@ -142,7 +142,6 @@ def _opening(control: ControlPlane) -> None:
     control.node("n1", 1, A30)
 
 
-@pytest.mark.unmeasured
 @given(
     seed=st.integers(0, 1 << 32),
     policy=st.sampled_from(POLICIES),

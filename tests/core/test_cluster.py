@@ -240,6 +240,8 @@ def test_gpu_ids_of_removed_nodes_are_reused(a100: Geometry) -> None:
     cluster.remove_node("a")
     with pytest.raises(PlacementError, match="no GPU 0"):
         cluster.state(0)
+    assert cluster.spare_gpus == (range(2),)
+    assert (cluster.next_gpus(2), cluster.next_gpus(3)) == (0, 4)
     assert cluster.add_node("c", a100, 2).gpus == range(2)
     assert cluster.add_node("d", a100, 2).gpus == range(4, 6)
 

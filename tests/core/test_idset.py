@@ -28,6 +28,18 @@ def test_it_behaves_like_a_sorted_set(changes: list[tuple[bool, int]], floor: in
     assert (floor in ours) == (floor in theirs)
 
 
+def test_the_first_member_may_be_in_a_later_block() -> None:
+    ids = IdSet()
+    for member in (3, 5000, 100_000):
+        ids.add(member)
+    ids.remove(3)
+    assert ids.first == 5000
+    ids.remove(5000)
+    assert ids.first == 100_000
+    ids.remove(100_000)
+    assert ids.first == NONE
+
+
 @pytest.mark.parametrize("size", [1_000, 1_000_000])
 def test_the_cost_of_a_change_does_not_grow_with_the_ids(size: int) -> None:
     """A change rewrites one block and the summary; counted in bytes, not in time."""

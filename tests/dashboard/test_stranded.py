@@ -60,7 +60,6 @@ def slowly(state: GpuState) -> set[int]:
     return free - set().union(*(w for open in windows.values() for w in open))
 
 
-@pytest.mark.unmeasured
 @pytest.mark.parametrize("built_in", MODELS, ids=lambda model: model.model)
 def test_every_state_of_every_model(built_in: Geometry) -> None:
     for each in state_space(built_in).states:

@@ -390,7 +390,6 @@ async ([models, states]) => {
 """
 
 
-@pytest.mark.unmeasured
 def test_the_browser_computes_the_same_as_the_engine(visit: Visit, server: Server) -> None:
     models = [one for one in asked(server, "GET", "/v1/models")["models"] if one["profiles"]]
     states, expected = [], []

@@ -232,7 +232,6 @@ class ExampleRunner:
         compare(f"{self.document.name}, {where}", expected, actual, self.placeholders)
 
 
-@pytest.mark.unmeasured
 def test_examples_print_the_documented_output(
     document: Path, example_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

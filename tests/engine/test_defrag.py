@@ -338,6 +338,15 @@ def test_the_number_of_compared_plans_is_bounded(
     assert compared.room_after >= first.room_after
 
 
+def test_a_budget_of_one_makes_one_move(a100: Geometry) -> None:
+    cluster = Cluster.of(a100, 2)
+    for gpu, start in enumerate((2, 4)):
+        cluster.place(gpu, "1g.10gb", start)
+    won = Planner(cluster).to_win_room(1)
+    assert len(won.moves) == 1
+    assert won.room_after > won.room_before
+
+
 def test_equal_gpus_are_examined_once(a100: Geometry) -> None:
     cluster = Cluster.of(a100, 200)
     for gpu in range(200):

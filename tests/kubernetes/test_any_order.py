@@ -34,7 +34,6 @@ def stories(draw: st.DrawFn) -> bytes:
     return b"".join(draw(st.binary(min_size=_BLOCK, max_size=_BLOCK)) for _ in range(blocks))
 
 
-@pytest.mark.unmeasured
 @settings(
     max_examples=int(ORDERS or EXAMPLES),
     derandomize=ORDERS is None,

@@ -77,7 +77,6 @@ def in_catalog_terms(slices: list[Json], geometry: Geometry) -> list[Json]:
     return slices
 
 
-@pytest.mark.unmeasured
 @pytest.mark.parametrize("entry", MODELS, ids=lambda entry: entry.model)
 def test_every_model_is_recovered_from_nvidias_publication(entry: Entry) -> None:
     published = nvidia(entry.model)
@@ -96,7 +95,6 @@ def test_every_model_is_recovered_from_nvidias_publication(entry: Entry) -> None
     assert same == (entry.model not in OTHERWISE)
 
 
-@pytest.mark.unmeasured
 @pytest.mark.parametrize("entry", MODELS, ids=lambda entry: entry.model)
 def test_every_model_is_recovered_from_its_budgets_as_counters(entry: Entry) -> None:
     known = entry.require()

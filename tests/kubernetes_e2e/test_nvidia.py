@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-import pytest
 from tests.kubernetes_e2e.api import RESOURCE, Json
 from tests.kubernetes_e2e.conftest import Nodes
 from tests.kubernetes_e2e.nvidia import devices_at, gpu_uuid, resource_slices
@@ -48,7 +47,6 @@ def states(geometry: Geometry) -> Iterator[list[tuple[str, int]]]:
     yield from extend([], 0, totals, 0)
 
 
-@pytest.mark.unmeasured
 def test_the_counters_allow_exactly_what_the_geometry_allows(geometry: Geometry) -> None:
     counters, devices = (one["spec"] for one in resource_slices("n", geometry.model, 1))
     [total] = counters["sharedCounters"]
@@ -156,7 +154,6 @@ def test_an_ampere_gpu_is_not_offered_whole() -> None:
     assert "gpu-0" not in {device["name"] for device in devices["spec"]["devices"]}
 
 
-@pytest.mark.unmeasured
 def test_the_api_server_stores_every_model_unchanged(plane: Plane, nodes: Nodes) -> None:
     for entry in Catalog.builtin().entries():
         if entry.geometry is None:

@@ -52,7 +52,6 @@ def small(a100: Geometry, *names: str, runs: int = 4, on_engine: bool = False) -
     return Published(mixes, policies(*names), 12, runs, 3, on_engine)
 
 
-@pytest.mark.unmeasured
 @pytest.mark.parametrize("lifetime", Lifetime)
 @pytest.mark.parametrize("name", COMPILED)
 def test_published_compiled_equals_engine(a100: Geometry, name: str, lifetime: Lifetime) -> None:
@@ -63,7 +62,6 @@ def test_published_compiled_equals_engine(a100: Geometry, name: str, lifetime: L
         assert (fast.simulate(0, 0, run, ignore) == slow.simulate(0, 0, run, ignore)).all()
 
 
-@pytest.mark.unmeasured
 @pytest.mark.parametrize("name", COMPILED)
 def test_steady_compiled_equals_engine(a100: Geometry, name: str) -> None:
     mixes = (parse_mix("skew-small", a100),)

@@ -44,7 +44,6 @@ def test_without_a_budget_it_is_the_steady_experiment(
     assert still.runs_on_engine(still.policies[0])
 
 
-@pytest.mark.unmeasured
 def test_it_rejects_less_within_its_budget_and_never_beats_the_oracle(a100: Geometry) -> None:
     mixes = (parse_mix("uniform", a100), parse_mix("bimodal", a100))
     names = ("mfi-overlap", "best-fit")

@@ -92,7 +92,6 @@ def fits(chosen: Repacking, counts: Sequence[int], gpus: int) -> bool:
     return bool(compiled)
 
 
-@pytest.mark.unmeasured
 @pytest.mark.parametrize(
     ("name", "names", "rule", "largest"),
     [

@@ -228,7 +228,6 @@ def second_by_second(a100: Geometry, name: str, jobs: list[Job], gpus: int) -> d
     }
 
 
-@pytest.mark.unmeasured
 @settings(max_examples=40, deadline=None)
 @given(stream=STREAM, name=st.sampled_from(policy_names()))
 def test_a_replay_equals_a_simulation_second_by_second(
@@ -320,7 +319,6 @@ def test_a_replay_needs_policies_without_the_name_of_the_limit(a100: Geometry) -
     assert row["fragmentation"] is row["oracle_rejected_share"] is None
 
 
-@pytest.mark.unmeasured
 @settings(max_examples=60, deadline=None)
 @given(stream=STREAM, name=st.sampled_from(policy_names()), gpus=st.integers(1, 6))
 def test_a_policy_that_rejects_nothing_needs_as_many_gpus_as_the_limit(
@@ -381,7 +379,6 @@ class Reaching(EngineHost):
         return reason
 
 
-@pytest.mark.unmeasured
 @settings(max_examples=50, deadline=None)
 @given(
     stream=STREAM,

@@ -162,7 +162,6 @@ def answer(counted: Counted, target: float) -> Search:
     return searching
 
 
-@pytest.mark.unmeasured
 @pytest.mark.parametrize(("target", "runs"), [(0.01, 8), (0.001, 20)])
 def test_intervals_contain_the_true_size_in_95_percent(target: float, runs: int) -> None:
     rng = np.random.default_rng(7)

@@ -84,7 +84,6 @@ def traced(timeline: Timeline, *names: str, target: float = 0.05, **changes: obj
     }
 
 
-@pytest.mark.unmeasured
 @pytest.mark.parametrize("count", Count)
 def test_a_trace_needs_what_all_larger_clusters_meet(count: Count) -> None:
     timeline = recorded(2, 150, count=3)
@@ -116,7 +115,6 @@ def test_a_trace_needs_what_all_larger_clusters_meet(count: Count) -> None:
         assert row["load"] == pytest.approx(timeline.offered_slices / 8 / needed)
 
 
-@pytest.mark.unmeasured
 def test_a_larger_cluster_may_reject_more() -> None:
     """Some seed shows it: sizes that meet the target below one that does not."""
     spans = []

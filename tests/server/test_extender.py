@@ -1083,7 +1083,6 @@ def test_the_routes_are_in_the_openapi_document(cluster: Cluster) -> None:
         assert served["paths"][path]["post"]["security"] == [{"token": []}, {"certificate": []}]
 
 
-@pytest.mark.unmeasured
 @pytest.mark.parametrize("with_token", [True, False], ids=["token", "no token"])
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda o: o.definition.raw["operationId"])
 def test_all_answers_are_documented(fuzzed: Cluster, operation: Any, with_token: bool) -> None:

@@ -93,7 +93,6 @@ def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
     harness.close()
 
 
-@pytest.mark.unmeasured
 @pytest.mark.parametrize("with_token", [True, False], ids=["token", "no token"])
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda o: o.definition.raw["operationId"])
 def test_all_answers_are_documented(fuzzed: Harness, operation: Any, with_token: bool) -> None:

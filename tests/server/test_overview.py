@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.server.harness import Harness
@@ -66,7 +65,6 @@ def test_every_gpu(busy: Harness) -> None:
     assert sum(gpu["mask"].count("1") for gpu in devices) == 5
 
 
-@pytest.mark.unmeasured
 @given(
     steps=st.lists(
         st.tuples(
