@@ -1,4 +1,4 @@
-"""What several test folders share: the GPU models, loaded once."""
+"""Shared fixtures and the order of the tests."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from slicewise.catalog import Catalog
 from slicewise.core.geometry import Geometry
 
 # No test may depend on how fast the machine is. In CI the same cases are tried every time, so that
-# a run can be repeated; elsewhere they are drawn anew and may find what was not thought of.
+# a run can be repeated; elsewhere they are random and may find new cases.
 settings.register_profile("slicewise", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("slicewise")
 
-# Where tests run in the background of a shell, SIGINT is ignored, and what they start would inherit
-# that: no Ctrl-C could be tried.
+# In the background of a shell SIGINT is ignored, and child processes would inherit that, so no
+# test could send Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -31,7 +31,7 @@ SCHEDULABLE = [e.geometry for e in Catalog.builtin().entries() if e.geometry is 
 
 @pytest.fixture(autouse=True)
 def logs_as_they_were() -> Iterator[None]:
-    """A command that is run in this process sets up its logs; the next test must not have them."""
+    """Restore the logging that a command run in this process has configured."""
     root = logging.getLogger()
     level, before = root.level, set(root.handlers)
     yield
@@ -57,12 +57,12 @@ LONG = (
 The files of a group alternate: while those of one folder wait, those of another use the processor.
 """
 MEASURED = ("core", "catalog", "policies", "engine", "lab/test_agreement.py")
-"""Tests during which coverage is measured: those of the packages that the gate demands it of."""
+"""Tests during which coverage is measured: those of the packages in the coverage gate."""
 
 
 @pytest.hookimpl(optionalhook=True, wrapper=True)
 def pytest_xdist_auto_num_workers() -> Generator[None, int, int]:
-    """One worker more than there are cores, unless told: many tests wait for what they started."""
+    """One worker more than there are cores, by default: many tests wait for other processes."""
     cores = yield
     return cores if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else cores + 1
 
@@ -92,7 +92,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Measure no coverage during a test that is marked so, nor while its fixtures are made.
+    """Measure no coverage during a test that is marked so, nor during the setup of its fixtures.
 
     In a worker pytest-cov has two measurements, one on top of the other. Its own ``no_cover`` would
     stop the upper one only.

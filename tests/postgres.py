@@ -1,4 +1,4 @@
-"""A PostgreSQL server of our own: made in a temporary folder, on loopback, gone after the tests."""
+"""A private PostgreSQL server: in a temporary folder, on loopback, removed after the tests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _STOP_SECONDS = 60
 
 
 class PostgresServer:
-    """One server with databases for whoever asks."""
+    """A server that creates databases on request."""
 
     def __init__(self, programs: Path, durable: bool = False) -> None:
         self.programs = programs
@@ -74,8 +74,8 @@ class PostgresServer:
                         *("-D", self._data, "-p", str(port)),
                         *("-c", "listen_addresses=127.0.0.1"),
                         *("-c", "unix_socket_directories="),
-                        # Killing processes loses nothing that was written, and nobody pulls the
-                        # plug: without it the tests take a fraction of the time.
+                        # Killed processes lose nothing that was written, and there are no power
+                        # failures: without it the tests take a fraction of the time.
                         *("-c", f"fsync={'on' if self._durable else 'off'}"),
                         *("-c", "max_connections=200"),
                     ],
@@ -114,7 +114,7 @@ class PostgresServer:
             self._process = None
 
     def destroy(self) -> None:
-        """Stop the server and remove all it had."""
+        """Stop the server and remove its files."""
         self.stop(signal.SIGQUIT)
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -158,7 +158,7 @@ class PostgresServer:
 
 @cache
 def the_server() -> PostgresServer:
-    """The server that all tests share, with a database of its own for each."""
+    """The server that all tests share, with a separate database for each."""
     try:
         programs = require_postgres()
     except MissingServiceError as error:
@@ -172,7 +172,7 @@ def the_server() -> PostgresServer:
 
 
 def _another_user() -> str:
-    """The user that PostgreSQL's package made, or else nobody."""
+    """The user that PostgreSQL's package created, or else ``nobody``."""
     try:
         return pwd.getpwnam("postgres").pw_name
     except KeyError:

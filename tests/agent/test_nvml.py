@@ -113,7 +113,7 @@ def test_reused_id_is_not_destroyed(machine_of: MachineMaker, opened: Open) -> N
 
 
 def test_replaced_instance_is_not_destroyed(machine_of: MachineMaker, opened: Open) -> None:
-    """Only the UUID tells that another program recreated the instance with the same ids."""
+    """Only the UUID shows that another program recreated the instance with the same ids."""
     machine = machine_of()
     machine.create_instance(0, "1g.18gb", 4)
     driver = opened(machine)

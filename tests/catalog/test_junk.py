@@ -1,4 +1,4 @@
-"""Junk thrown at the loader: whatever comes, only slicewise's own errors come out."""
+"""Random input to the loader: it raises only slicewise's own errors."""
 
 import copy
 from collections.abc import Callable
@@ -65,7 +65,7 @@ VALID: dict[str, Any] = {
 
 
 def refusal(load: Callable[[], Entry]) -> str | None:
-    """What slicewise says against the junk, None if it takes it; any other error is a bug."""
+    """The error for this input, None if it is accepted; any other exception is a bug."""
     try:
         entry = load()
     except SlicewiseError as error:

@@ -1,4 +1,4 @@
-"""The built-in models: that they say what the hardware says, and agree with themselves."""
+"""The built-in models match the hardware's tables and are consistent."""
 
 from collections.abc import Iterator
 from itertools import combinations

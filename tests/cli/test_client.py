@@ -559,7 +559,7 @@ def test_top_on_a_terminal(run: Run, service: Running, admin: Client) -> None:
     assert process.wait() == 0
     os.close(terminal)
     assert "Traceback" not in seen
-    assert "\x1b[?1049l" in seen  # the screen is given back
+    assert "\x1b[?1049l" in seen  # the screen is restored
 
 
 def test_top_survives_transient_errors() -> None:
@@ -629,7 +629,7 @@ def test_completion_of_commands_and_options(run: Run, admin: Client) -> None:
     assert complete("slicewise no") == ["nodes"]
     assert complete("slicewise nodes dr") == ["drain"]
     assert complete("slicewise tokens issue op") == ["operator"]
-    assert complete("slicewise nodes drain n") == ["n1", "n2"]  # the service tells
+    assert complete("slicewise nodes drain n") == ["n1", "n2"]  # from the service
 
 
 def test_completion_of_names(run: Run, admin: Client, service: Running) -> None:
@@ -646,7 +646,7 @@ def test_completion_of_names(run: Run, admin: Client, service: Running) -> None:
     assert len(completion.profiles("")) <= 100
     assert "mfi" in completion.policies("m")
     context.params["server"] = "http://127.0.0.1:1"
-    assert completion.nodes(context, "") == []  # nobody could read why
+    assert completion.nodes(context, "") == []  # an error would be invisible here
 
 
 def test_completion_can_be_shown() -> None:

@@ -185,7 +185,7 @@ def test_reproduce_writes_everything(capsys: pytest.CaptureFixture[str], tmp_pat
 def test_names_of_files_are_said_as_they_are(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Square brackets are markup to some, and a long name is not cut in two."""
+    """Square brackets are not taken as markup, and a long name is not broken."""
     monkeypatch.chdir(tmp_path)
     (folder := Path("[a")).mkdir()
     small = ["simulate", "--gpus", "2", "--runs", "1", "--workers", "1", "--policy", "mfi"]
@@ -256,7 +256,7 @@ def test_without_the_laboratory_one_line_says_what_to_install(command: str, tmp_
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
     )
     assert done.stdout == ""
-    *_, last = done.stderr.splitlines()  # what else is said is progress
+    *_, last = done.stderr.splitlines()  # everything else is progress
     assert last == "slicewise: error: numba is not installed: install slicewise[lab]"
     assert "Traceback" not in done.stderr
     assert done.returncode == 2
@@ -275,7 +275,7 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     "command", ["--help", "policies", "policies --json", "geometry --json", "score 11000100"]
 )
 def test_a_reader_that_goes_away_ends_it_without_a_word(command: str) -> None:
-    """As `cat` ends: by a closed pipe, which a shell tells as 128 + 13."""
+    """As `cat` ends: by a closed pipe, which a shell reports as 128 + 13."""
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(

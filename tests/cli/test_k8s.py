@@ -1,4 +1,4 @@
-"""`slicewise k8s` where it cannot begin: one line says why, before anything was done."""
+"""`slicewise k8s` when it cannot start: one line gives the reason, and nothing is done."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.cli.test_refusals import outcome
 
 @pytest.fixture
 def nowhere(tmp_path: Path) -> Path:
-    """A kubeconfig for a cluster that is not there."""
+    """A kubeconfig for a cluster that does not exist."""
     return kubeconfig(tmp_path, "https://127.0.0.1:1")
 
 
@@ -39,7 +39,7 @@ def kubeconfig(folder: Path, server: str) -> Path:
 
 
 def refused(*arguments: str) -> str:
-    """The line that says what is wrong."""
+    """The line with the error."""
     status, out, err = outcome(["k8s", *arguments])
     assert status == 2, err
     assert out == ""

@@ -21,9 +21,9 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def outcome(arguments: list[str], files: tuple[str, ...] = ()) -> tuple[int, str, str]:
-    """What a command line comes to, in a folder of its own: it may write any file there.
+    """The result of a command line in a temporary folder, where it may write any file.
 
-    Examples named are copied into that folder; the standard input has nothing to say.
+    Named examples are copied into that folder; the standard input is empty.
     """
     out, err = io.StringIO(), io.StringIO()
     with (

@@ -1,4 +1,4 @@
-"""`slicewise replay` as a person would type it, and what it answers to mistakes."""
+"""`slicewise replay` as typed in a shell, and its error messages."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def running(
 
     Several on one store are a leader and its standbys.
     """
-    # Agents and strangers of these tests ask as fast as they can.
+    # Agents and unknown clients in these tests send requests without pauses.
     free = {
         "agent_requests_per_second": 1e6,
         "hellos_per_minute": 1e6,

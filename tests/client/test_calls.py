@@ -140,7 +140,7 @@ def walk(client: Any) -> set[str]:
                tenant="default")  # fmt: skip
     assert [one.id for one in found] == [first.id]
 
-    # What would be
+    # Dry runs
     run = do("dry_run", "2g.20gb", policies=["mfi", "first-fit"], alternatives=1, models=(),
              count=1, priority=1, wait_seconds=5, tenant="default")  # fmt: skip
     assert run.outcome == "placed"
@@ -179,7 +179,7 @@ def walk(client: Any) -> set[str]:
     assert do("revoke_token", token.id).id == token.id
     assert do("remove_tenant", "acme").name == "acme"
 
-    # The whole
+    # The cluster
     assert do("cluster").devices is None
     view = do("cluster", gpus=True)
     assert len(view.devices) == view.gpus == 3
@@ -212,13 +212,13 @@ def walk(client: Any) -> set[str]:
     assert do("clock").held is False
     refused("accept_clock", 3600.0)
 
-    # What agents found: nothing here, so tests/client/test_agents.py has more
+    # Foreign instances: none here; see tests/client/test_agents.py
     assert do("wait_until_active", small[0].id).state in ("placed", "released")
     refused("accept", "n1")
     refused("adopt", "n1", "MIG-1", "default")
     refused("evict", "n1", "MIG-1")
 
-    # Down again
+    # Clean up
     assert do("drain", "n1").state == "draining"
     assert do("drain", "n1", evict=True).state == "drained"
     assert do("node", "n1").devices[0].mask == "00000000"
@@ -358,7 +358,7 @@ def test_wait_until_placed(service: Running, make: Any) -> None:
         def make_room() -> None:
             while not service.service.context.streams.open:
                 time.sleep(0.01)
-            other.add_tenant("acme")  # is of no concern
+            other.add_tenant("acme")  # does not matter
             other.release(whole.id)
 
         with make(service.url, service.token) as client, ThreadPoolExecutor() as helper:

@@ -194,7 +194,7 @@ def test_no_server_answers(make: Any) -> None:
         "no answer from http://a:1 or http://b:2: [Errno 111] Connection refused; "
         "is the service running there?"
     )
-    assert script.hosts == ["a", "b"]  # each of them once, however impatient
+    assert script.hosts == ["a", "b"]  # each of them once, even without patience
 
 
 def test_no_leader_until_the_deadline(make: Any) -> None:

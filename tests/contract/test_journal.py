@@ -200,7 +200,7 @@ def test_old_answers_are_deleted(store: Store) -> None:
     assert store.forget_answers(NOW) == 0
     forgotten = 0
     while some := store.forget_answers(NOW + 5500):
-        assert some <= 5000  # so that whoever has something else to do can do it in between
+        assert some <= 5000  # so that other work can be done in between
         forgotten += some
     assert forgotten == 5500
     assert set(store.answers(keys)) == set(keys[5500:])

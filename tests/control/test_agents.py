@@ -211,7 +211,7 @@ def test_gpus_are_identified_by_uuid() -> None:
     one = managed.create()
     at = one["gpu"]
     other = 1 - at
-    managed.hello(gpus=("GPU-1", "GPU-0"))  # in another order: it does not matter
+    managed.hello(gpus=("GPU-1", "GPU-0"))  # the order does not matter
     assert managed.node.agent.gpus == ("GPU-0", "GPU-1")
     assert not managed.holds()
     # The one without instances was replaced; the one with instances is missed.
@@ -564,7 +564,7 @@ def test_a_node_is_held_until_the_first_report() -> None:
     assert part.start == 4, "the queue was served, and went around what is there"
     assert managed.node.agent.foreign["MIG-x"].blocks
 
-    # What is said today of a node whose agent is silent.
+    # The current status of a node whose agent is silent.
     managed.control.release(waiting["id"])
     managed.report({"allocation": waiting["id"], "index": 0, "phase": "gone"})
     managed.control.ask(Lost("g", managed.session, 1000.0))
@@ -637,11 +637,11 @@ def test_the_wait_for_a_report_survives_a_restart_of_the_service() -> None:
         managed.control = ControlPlane(state=state, first_id=1000)
         assert set(managed.node.holds) == {"unreported"}
         assert managed.control.create("1g.18gb")[0] == 409
-        managed.report(foreign=(foreign_report(start=0),))  # the session goes on with whoever leads
+        managed.report(foreign=(foreign_report(start=0),))  # the session continues with any leader
         assert state.allocations[waiting["id"]].parts[0].start == 4
 
 
-# What is nobody's
+# Foreign instances
 
 
 def test_a_foreign_instance_blocks_its_slices() -> None:

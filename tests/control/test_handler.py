@@ -297,7 +297,7 @@ def test_a_rejected_request_does_not_delay_the_queue() -> None:
     _, first = control.create("7g.80gb")
     control.create("7g.80gb")
     _, waits = control.create("7g.80gb", wait=60)
-    # Together in one batch: room appears, and somebody more urgent asks for more than there is.
+    # In one batch: slices become free, and a request of higher priority needs more than that.
     control.handler.decide(Release(first["id"]), internal("tester"), control.now)
     urgent = Terms(Want(profile="7g.80gb"), count=2, priority=5)
     assert (
@@ -482,7 +482,7 @@ def test_moves_are_all_or_none(control: ControlPlane) -> None:
     assert (part.node, part.start) == ("n1", 0)
     assert control.state.nodes["n0"].instances == 0
     for bad in (
-        _move(body["id"], here, ("n1", 0, 4)),  # not there any more
+        _move(body["id"], here, ("n1", 0, 4)),  # no longer exists
         _move(body["id"], ("n1", 0, 0), ("n1", 0, 1)),  # no such start
         _move(body["id"], ("n1", 0, 0), ("n1", 7, 0)),  # no such GPU
         _move(body["id"], ("n1", 0, 0), ("n9", 0, 0)),  # no such node

@@ -34,7 +34,7 @@ PAGES = {
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """The browser; skipped by name where there is none, unless nothing may be skipped."""
+    """The browser; without one the test is skipped with a reason, except in CI."""
     try:
         program = require_chromium()
     except MissingServiceError as error:
@@ -56,7 +56,7 @@ def chromium() -> Iterator[Browser]:
 
 
 class Visitor:
-    """Somebody with a browser window, and everything that went wrong in it."""
+    """A user with a browser window, and all errors in it."""
 
     def __init__(self, browser: Browser, server: Server, **options: Any) -> None:
         self.server = server
@@ -64,12 +64,12 @@ class Visitor:
         self.context.set_default_timeout(PATIENCE)
         self.page: Page = self.context.new_page()
         self.complaints: list[str] = []
-        """What the page's scripts and its policy complained about."""
+        """Errors of the page's scripts, and violations of its content security policy."""
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("console", self._hear)
 
     def _hear(self, message: Any) -> None:
-        # That a request was refused, or nobody answered, is told by the page and no fault of it.
+        # A refused or unanswered request is shown by the page and is not an error of the page.
         if message.type == "error" and "Failed to load resource" not in message.text:
             self.complaints.append(message.text)
 
@@ -79,7 +79,7 @@ class Visitor:
         return self.page
 
     def sign_in(self, token: str, path: str = "") -> Page:
-        """Go to a page and show the token at the door."""
+        """Go to a page and sign in with the token."""
         self.open(path)
         self.page.get_by_label("Token").fill(token)
         self.page.get_by_role("button", name="Sign in").click()
@@ -97,6 +97,6 @@ class Visitor:
         return self.page
 
     def close(self) -> None:
-        """Leave; nothing may have gone wrong."""
+        """Close the window; there must be no errors."""
         self.context.close()
         assert not self.complaints, self.complaints

@@ -53,7 +53,7 @@ def visit(browser: Browser, server: Server) -> Iterator[Visit]:
 
 @pytest.fixture
 def tell(capsys: pytest.CaptureFixture[str]) -> Tell:
-    """Says a line to whoever runs the tests, also when nothing failed."""
+    """Prints a line to the terminal, even if the test passes."""
 
     def say(line: str) -> None:
         with capsys.disabled():
@@ -63,7 +63,7 @@ def tell(capsys: pytest.CaptureFixture[str]) -> Tell:
 
 
 def asked(server: Server, method: str, path: str, body: object = None, **options: Any) -> Any:
-    """What the service answers to something that it must not refuse."""
+    """The answer to a request that must succeed."""
     status, answer = server.ask(method, path, body, **options)
     assert status < 300, answer
     return answer

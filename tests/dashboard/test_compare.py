@@ -20,7 +20,7 @@ from slicewise.server.service import Service
 
 
 class Destination(Harness):
-    """A harness whose services have what the dashboard brings along."""
+    """A harness whose services have the dashboard's routes."""
 
     def open(self, name: str, address: str = "", **settings: Any) -> Service:
         assert self.store is not None
@@ -120,5 +120,5 @@ def test_the_number_of_cached_runs_is_bounded(monkeypatch: pytest.MonkeyPatch) -
         comparisons.run(terms)
     assert len(made) == 17
     assert comparisons.run(runs[16]) is made[16]  # still there
-    comparisons.run(runs[0])  # pushed out, made anew
+    comparisons.run(runs[0])  # evicted, computed again
     assert len(made) == 18

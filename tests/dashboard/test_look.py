@@ -52,7 +52,7 @@ async () => {
 
 @pytest.fixture(scope="module")
 def busy(server: Server) -> Server:
-    """A cluster that has seen some use: instances, gaps, rejections, somebody who waits."""
+    """A cluster in use: instances, gaps, rejections, a waiting request."""
     for name, model, gpus in (
         ("dgx-01", "A100-80GB", 8),
         ("dgx-02", "A100-80GB", 8),
@@ -86,7 +86,7 @@ def busy(server: Server) -> Server:
 
 
 def settle(page: Page, place: str) -> None:
-    """Wait until a page shows what it has to show."""
+    """Wait until a page is complete."""
     expect(page.get_by_role("heading", level=1)).to_have_text(PAGES[place])
     expect(page.locator(".stand-in.loading")).to_have_count(0)
     inside = {
@@ -145,8 +145,8 @@ def test_every_page_renders_without_accessibility_findings(
 
 
 def axe(page: Page, where: str) -> list[str]:
-    """What is serious or worse, of what axe-core finds on a page."""
-    # The policy lets no script in but the page's own; the tests come in by the back door.
+    """The serious and critical findings of axe-core on a page."""
+    # The content security policy allows only the page's own scripts; the tests bypass it.
     found = Axe().run(page).response["violations"]
     return [
         f"{where}: {one['id']}: {one['help']}: {[node['target'] for node in one['nodes']][:3]}"
@@ -185,7 +185,7 @@ def test_empty_pages_have_a_message(visit: Visit, tmp_path_factory: pytest.TempP
 
 
 def share(times: list[float], part: float) -> float:
-    """The time that this part of them does not exceed."""
+    """The time that this share of them does not exceed."""
     return times[min(len(times) - 1, int(len(times) * part))]
 
 

@@ -30,11 +30,11 @@ def state(*placements: tuple[str, int]) -> GpuState:
         ((), []),
         ((("7g.80gb", 0),), []),
         ((("3g.40gb", 0),), []),  # a window for another 3g is open
-        # Six slices are free, and no window of four: 1g at 1 and 6 stand in the way of each.
+        # Six slices are free, but no window of four: 1g at 1 and 6 block them.
         ((("1g.10gb", 1), ("1g.10gb", 6)), [0, 2, 3, 4, 5, 7]),
         # Slice 7 alone begins no window.
         ((("1g.10gb", 6),), [7]),
-        # All compute is taken: nobody could use slice 7, wherever it lay.
+        # All compute is used, so no instance could use slice 7 in any position.
         (tuple(("1g.10gb", start) for start in range(7)), []),
     ],
 )

@@ -290,7 +290,7 @@ def test_the_page_reconnects_to_a_restarted_server(
 ) -> None:
     server = Server(tmp_path_factory.mktemp("lost"))
     server.start()
-    # It comes back where it was, as a service does that is restarted.
+    # It returns at the same address, like a restarted service.
     monkeypatch.setattr("tests.e2e.server.free_port", lambda port=server.address[1]: port)
     asked(server, "POST", "/v1/nodes", {"name": "n1", "model": "A100-80GB", "gpus": 2})
     visitor = Visitor(browser, server)
@@ -359,7 +359,7 @@ def test_a_tenant_sees_nothing_of_another(visit: Visit, server: Server) -> None:
     menu = page.get_by_role("navigation")
     assert menu.get_by_text("Audit log").count() == 0
     assert menu.get_by_text("Defragment").count() == 0
-    # What a neighbour does shows all the same, without saying who.
+    # Instances of other tenants are shown, without their names.
     visitor.go("cluster")
     asked(server, "DELETE", f"/v1/allocations/{made['id']}")
     expect(total(page, "instances")).to_have_text("1")

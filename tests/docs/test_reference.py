@@ -1,4 +1,4 @@
-"""References are complete: commands, public names, policies, rooms, pictures, quoted figures."""
+"""References are complete: commands, public names, policies, packages, pictures, quoted figures."""
 
 from __future__ import annotations
 

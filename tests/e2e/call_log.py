@@ -96,12 +96,12 @@ class CallLog:
         return next(self._stamps)
 
     def invoke(self, call: Call) -> Call:
-        """CallLog a call before it is sent."""
+        """Record a call before it is sent."""
         self.calls.append(call)
         return call
 
     def settle(self, call: Call, status: int, answer: bytes, replayed: bool) -> None:
-        """CallLog the answer of a call."""
+        """Record the answer of a call."""
         call.answered = self.stamp()
         call.status, call.answer, call.replayed = status, answer, replayed
         self.statuses[f"{call.kind} {status}"] += 1
@@ -109,7 +109,7 @@ class CallLog:
         self._news.set()
 
     def record_retry(self, what: str) -> None:
-        """CallLog why a call has to be sent again."""
+        """Record why a call has to be sent again."""
         self.retries[what] += 1
         self._news.set()
 

@@ -17,7 +17,7 @@ from tests.e2e.scenario import SETTINGS, Scenario, run_clients, verified
 from tests.e2e.server import Server
 from tests.postgres import the_server
 
-CYCLES = int(os.environ.get("SLICEWISE_CRASH_CYCLES", "25"))
+CYCLES = int(os.environ.get("SLICEWISE_CRASH_CYCLES", "12"))
 ROUND = 25
 """Cycles per database: the whole history is checked after each."""
 REPEATED_CALLS = 10

@@ -34,7 +34,7 @@ from slicewise.journal.entries import Role
 from slicewise.server.app import Route
 from slicewise.server.routes.table import ROUTES
 
-EXAMPLES = int(os.environ.get("SLICEWISE_SCHEMA_EXAMPLES", "5"))
+EXAMPLES = int(os.environ.get("SLICEWISE_SCHEMA_EXAMPLES", "3"))
 SETTINGS = (
     "metrics.public=false",
     "limits.requests_per_second=1000000",

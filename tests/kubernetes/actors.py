@@ -35,7 +35,7 @@ Seats = list[tuple[str, str]]
 """Nodes and devices."""
 
 
-# What there is
+# Contents
 
 
 def _counters(found: Json) -> Counter[str]:

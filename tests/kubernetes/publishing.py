@@ -1,4 +1,4 @@
-"""Publications of drivers, well-formed or not, and what they allow by their counters alone."""
+"""ResourceSlices of drivers, valid or not, and what their counters allow."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def decoded(slices: Sequence[Json]) -> list[ResourceSlice]:
 
 
 def nvidia(model: str, gpus: int = 1, node: str = "n1") -> list[Json]:
-    """What NVIDIA's driver publishes for a node, without what was computed being shared."""
+    """What NVIDIA's driver publishes for a node, as a copy that tests may change."""
     whole: list[Json] = msgspec.json.decode(msgspec.json.encode(resource_slices(node, model, gpus)))
     return whole
 

@@ -147,7 +147,7 @@ class Simulation:
     def _say(self, *words: object) -> None:
         self._tell(f"{self.now:8.1f} " + " ".join(map(str, words)))
 
-    # What replicas do
+    # Replicas
 
     def _hear(self) -> None:
         replica, kind = self._some_replica(), self._choose(16)
@@ -260,7 +260,7 @@ class Simulation:
             self.expire(LEASE + 1, [True, True])
             self._busy(self.replicas[which])
 
-    # What others do
+    # Kubernetes and its users
 
     def _make_pod(self) -> None:
         name, what = POD_NAMES[self._choose(self._cast)], self._choose(16)
@@ -372,7 +372,7 @@ class Simulation:
         there = name in self.api.there[NODES.name]
         slices = slices_of(self.api, name)
         if what == 0 and slices:
-            self.api.delete(SLICES.name, slices[-1])  # the rest makes no pool
+            self.api.delete(SLICES.name, slices[-1])  # the others do not form a pool
         elif what <= 1:
             withdraw(self.api, name)
             if not slices:
@@ -437,7 +437,7 @@ class Simulation:
                 if does:
                     replica.controller.elector.beat()
 
-    # What must hold
+    # Invariants
 
     def _look(self) -> None:
         """Check that no two pods are bound on the same slices."""

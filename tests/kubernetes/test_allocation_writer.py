@@ -17,7 +17,7 @@ from slicewise.kubernetes.claim_states import ClaimState
 
 
 class Draft:
-    """A claim_client whose writes come to what the test says."""
+    """A claim client whose writes have the outcomes that the test sets."""
 
     def __init__(self) -> None:
         self.undone: list[ResourceClaim] = []
@@ -39,7 +39,7 @@ class Draft:
 
 
 class Now:
-    """Writers that are done at once; what came of it waits until it is taken in."""
+    """Writers that finish immediately; their results are queued until they are processed."""
 
     def submit(self, work: Callable[[], Any]) -> None:
         work()
@@ -70,7 +70,7 @@ class Desk:
             one.call(one.result, one.error)
 
     def hear(self, made: ResourceClaim) -> None:
-        """As a controller that decides would."""
+        """Act as the controller does when it decides."""
         self.scene.change(made)
         if made.status.allocation is not None:
             self.writer.reconcile(made)
@@ -195,10 +195,10 @@ def test_a_claim_abandoned_during_its_confirmation_is_revoked() -> None:
     desk.writer.seen(waiting)
     desk.claim_client.after = lambda _: claim("a", seats=[SEAT], tentative=True, version=6)
     desk.writer.confirm_settled()
-    newer = claim("a", seats=[SEAT], tentative=True, version=7)  # its pod went meanwhile
+    newer = claim("a", seats=[SEAT], tentative=True, version=7)  # its pod was deleted meanwhile
     desk.hear(newer)
     assert not desk.claim_client.undone
     desk.scene.pending.claims["team/a"] = newer
-    desk.writer._claim_read = lambda one: desk.hear(newer)  # older news change nothing
+    desk.writer._claim_read = lambda one: desk.hear(newer)  # older notifications change nothing
     desk.take_in()
     assert [one.metadata.resource_version for one in desk.claim_client.undone] == ["7"]

@@ -34,7 +34,7 @@ def answering(status: int, body: bytes, length: int | None = None) -> Iterator[A
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Nobody reads it."""
+            """Discard the log."""
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))

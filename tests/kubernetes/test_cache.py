@@ -52,7 +52,7 @@ def at(profile: str, start: int, gpu: int = 0) -> str:
 
 
 def occupied(cache: ClusterCache) -> dict[str, str]:
-    """By GPU: its slices, as one sees them."""
+    """By GPU: its slices, as text."""
     cluster = cache.state.cluster
     return {
         f"{node.name}/{index}": node.geometry.mask_text(cluster.state(gpu).mask)
@@ -156,7 +156,7 @@ def test_a_changed_pool_keeps_its_claims() -> None:
     cache.update(claim("a", seats=[("n1", at("1g.10gb", 6))]))
     cache.update(claim("b", seats=[("n1", at("1g.10gb", 6, 1))]))
     cache.set_pool((DRIVER, "n1"), FEWER, "n1")
-    assert occupied(cache) == {"n1/0": "00000010"}  # the other device is not known any more
+    assert occupied(cache) == {"n1/0": "00000010"}  # the other device is no longer known
     cache.set_pool((DRIVER, "n1"), OTHER, "n1")
     assert set(occupied(cache).values()) == {"00000000"}  # named otherwise on that model
     cache.set_pool((DRIVER, "n1"), POOLS["n1"], "n1")
@@ -245,7 +245,7 @@ def test_waiting_claims_are_shown_and_served() -> None:
 
 def test_a_reader_of_the_journal_sees_the_same_state() -> None:
     cache = ClusterCache("default", lambda: 1000.0, lambda: "here")
-    cache.journal._keep = 5  # so that rows are dropped, and a snapshot stands for them
+    cache.journal._keep = 5  # so that rows are dropped and replaced by a snapshot
     for name in ("n1", "n2"):
         cache.pools.set_open(name, True)
         cache.set_pool((DRIVER, name), POOLS[name], name)
@@ -310,7 +310,7 @@ def test_the_cache_depends_only_on_the_current_objects(seed: int, steps: int) ->
         rebuilt.pools.set_open(name, True)
     for name in published:
         publish(rebuilt, name)
-    # Whoever is first keeps the slices where allocations exclude each other, so the same order.
+    # Of allocations that exclude each other the first keeps the slices, so use the same order.
     order = [*cache.state.allocations, *cache.clashes]
     for uid in order:
         rebuilt.update(claims[uid.removeprefix("uid-")])

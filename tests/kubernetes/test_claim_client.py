@@ -31,9 +31,9 @@ REFUSED = ApiError(422, "Invalid", "odd")
 
 
 class Claims:
-    """The API as far as claims need it; ``faults`` are what comes of the next writes, by part.
+    """The part of the API for claims; ``faults`` are the outcomes of the next writes, by part.
 
-    A fault that ``lands`` is one of an API that did what it was asked, and failed to say so.
+    With a fault that ``lands`` the write takes effect, but its answer is an error.
     """
 
     def __init__(self, *names: str) -> None:
@@ -88,7 +88,7 @@ def decision(*names: str) -> Decision:
 
 
 def claim_client(api: Claims, valid: int = 1000) -> ClaimClient:
-    """A claim_client whose lease runs for so many writes."""
+    """A claim client whose lease lasts for this many writes."""
     return ClaimClient(api, lambda: api.writes < valid, lambda _: None)  # type: ignore[arg-type]
 
 

@@ -23,10 +23,10 @@ def test_a_claim_waits_for_the_rivals_known_when_its_write_was_seen() -> None:
     conflicts.update(claim("s", STOCK), True, 1.0)
     assert conflicts.expected(1.0)
     begin(conflicts)
-    assert conflicts.settled(100.0) == []  # our write has not come back
+    assert conflicts.settled(100.0) == []  # our write has not been seen yet
     conflicts.seen("uid-a")
     assert conflicts.next_time is None
-    conflicts.update(claim("late", STOCK), True, 2.0)  # younger than our write: it knows of it
+    conflicts.update(claim("late", STOCK), True, 2.0)  # created after our write, which it has seen
     assert conflicts.settled(2.0) == []
     conflicts.update(claim("s", STOCK, seats=[("n1", "d")]), True, 3.0)
     assert conflicts.settled(3.0) == ["uid-a"]

@@ -53,7 +53,7 @@ class Closed:
 
 
 class Now:
-    """Writers that are done at once."""
+    """Writers that finish immediately."""
 
     def submit(self, work: Callable[[], Any]) -> None:
         work()
@@ -169,7 +169,7 @@ def test_an_older_version_of_a_claim_is_ignored() -> None:
     tell(one, Changed(CLAIMS, claim("a", version=6)), Deleted(CLAIMS, claim("a", uid="before")))
     assert one.pending.claims["team/a"].metadata.resource_version == "7"
     tell(one, Listed(CLAIMS, [], True, True, "6"))
-    assert "team/a" in one.pending.claims  # written since, and the watch has yet to bring it
+    assert "team/a" in one.pending.claims  # written since, and not yet delivered by the watch
     assert one.cache.state.cluster.occupied_slices == 1
 
 
@@ -264,7 +264,7 @@ def test_nothing_is_decided_in_a_new_term_before_fencing() -> None:
     one.elector._turn(False)  # another replica led for a moment
     one.elector._hold(running_clock())
     assert one.elector.valid()
-    assert not one.deciding  # before that is even heard of
+    assert not one.deciding  # before this replica has seen that
     tell(one)
     assert not one.deciding
 
@@ -317,7 +317,7 @@ def test_a_claim_abandoned_during_a_short_outage_is_revoked() -> None:
 def test_a_read_of_a_deleted_claim_does_not_restore_it() -> None:
     one = controller()
     tell(one, Changed(CLAIMS, claim("b", version=9)))
-    for version in (5, 12):  # the watch has come past the first, not past the second
+    for version in (5, 12):  # the watch has delivered the first, not the second
         one._handlers.claim_read(claim("a", version=version))
         assert ("team/a" in one.pending.claims) == (version == 12)
 

@@ -28,7 +28,7 @@ LIBRARY = Library()
 
 
 class Scene:
-    """A small cluster and its cycle, without an API: claims change when told to."""
+    """A small cluster and its cycle, without an API: tests change the claims."""
 
     def __init__(self, *nodes: str, gpus: int = 1, discipline: Discipline | None = None) -> None:
         self.now = 0.0
@@ -63,7 +63,7 @@ class Scene:
         return made
 
     def decide(self) -> dict[str, list[str]]:
-        """By pod that is served: its devices; they are written, as the API would show it."""
+        """The devices of each served pod; they are written as the API would show them."""
         self.cycle.update_queue()
         served = {}
         for decision in self.cycle.schedule():
@@ -97,7 +97,7 @@ class Scene:
             self.cycle.requeue(user)
 
     def end(self, name: str) -> None:
-        """A pod ends, and Kubernetes takes its claims back."""
+        """End a pod; Kubernetes deallocates its claims."""
         gone = self.pending.drop_pod(f"team/{name}")
         assert gone is not None
         self.node_resources.pod_deleted(f"team/{name}")
@@ -145,7 +145,7 @@ def test_a_large_pod_is_overtaken_a_limited_number_of_times() -> None:
         scene.ask(name, "1g.10gb")
     assert names(scene.decide()) == ["b", "c"]
     scene.end("a")
-    assert names(scene.decide()) == []  # no pod overtakes it any more
+    assert names(scene.decide()) == []  # no pod overtakes it from now on
     scene.end("b")
     scene.end("c")
     assert names(scene.decide()) == ["large"]
@@ -187,7 +187,7 @@ def test_a_node_that_cannot_run_the_pod_is_skipped_and_named() -> None:
     reason, text = scene.told()["c"]
     assert reason == "NoNode"
     assert "CPU" in text
-    scene.ask("d", "1g.10gb")  # who needs no CPU is not kept waiting
+    scene.ask("d", "1g.10gb")  # a pod that needs no CPU does not wait
     assert names(scene.decide()) == ["d"]
     scene.node_resources.pod_deleted("team/a")
     assert names(scene.decide()) == ["c"]
@@ -247,7 +247,7 @@ def test_quotas_are_those_of_the_namespace() -> None:
     scene.ask("a", "2g.20gb")
     scene.ask("b", "2g.20gb")
     scene.ask("c", "1g.10gb")
-    assert names(scene.decide()) == ["a", "c"]  # b's quota is no business of c's
+    assert names(scene.decide()) == ["a", "c"]  # b's quota does not affect c
     reason, text = scene.told()["b"]
     assert reason == "Quota"
     assert text.startswith("namespace 'team' uses 2 of its 3 memory slices")
@@ -265,7 +265,7 @@ def test_a_pod_keeps_its_place_in_the_queue_after_a_failed_write() -> None:
     scene.write(decision, fails=True)
     records = scene.cache.records
     records.move(records["uid-a-0"], ClaimState.STALE)
-    assert names(scene.decide()) == ["b"]  # a's next version has yet to come
+    assert names(scene.decide()) == ["b"]  # a's next version has not arrived yet
     scene.end("b")
     scene.ask("c", "7g.80gb")
     scene.change(claim("a-0", version=2))
@@ -334,7 +334,7 @@ def test_a_deleted_pod_leaves_no_backoff() -> None:
     scene.end("a")
     scene.decide()
     assert scene.cycle.next_time is None
-    scene.ask("a", "1g.10gb")  # another of its name
+    scene.ask("a", "1g.10gb")  # another pod of the same name
     assert names(scene.decide()) == ["a"]
 
 

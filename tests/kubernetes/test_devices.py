@@ -40,7 +40,7 @@ def only(found: PoolReading) -> Gpu:
     return gpu
 
 
-# What a node of NVIDIA's driver comes to
+# A node with NVIDIA's driver
 
 
 def test_a_node_of_nvidias_driver() -> None:
@@ -158,7 +158,7 @@ def test_another_driver_with_other_names() -> None:
         "big": (2, 1, (0, 1)),
         WHOLE: (3, 3, (0,)),
     }
-    # Nothing else has the whole window, so the whole counts by itself.
+    # No other device has the whole window, so the whole GPU counts by itself.
     assert geometry.profile(WHOLE).variant_of is None
     assert geometry.profile(WHOLE).memory_gb == 24
     assert geometry.budgets == ()
@@ -255,7 +255,7 @@ def test_different_gpus_of_one_name_get_different_models() -> None:
 def test_a_counter_may_be_called_compute() -> None:
     totals = {**BANKS, "compute": 2}
     devices = [device(f"d{n}", {f"bank-{n}": 1, "compute": 1}, "2g.10gb") for n in range(3)]
-    # Without multiples of its own, the compute budget says it all.
+    # Without own multiples, the compute budget is sufficient.
     assert only(read_cards(devices, totals)).geometry.budgets == ()
     more = [*devices, device("e", {"bank-2": 1}, "2g.20gb")]
     geometry = only(read_cards(more, totals)).geometry
@@ -271,7 +271,7 @@ def test_two_names_for_one_place() -> None:
     assert only(read_cards(hurt)).devices["half", 0] == "twin"
 
 
-# What is not offered
+# Devices that are not offered
 
 
 def test_tainted_devices_have_a_place_but_are_not_offered() -> None:

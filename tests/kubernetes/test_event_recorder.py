@@ -13,7 +13,7 @@ from slicewise.kubernetes.stats import Stats
 
 
 class Slow:
-    """An API that writes nothing before it is let."""
+    """An API that writes nothing until it is released."""
 
     def __init__(self) -> None:
         self.begun, self.let = threading.Event(), threading.Event()

@@ -27,7 +27,7 @@ from slicewise.kubernetes.devices.pool_reading import Gpu, Library, Place, read_
 MODELS = [entry for entry in Catalog.builtin().entries() if entry.geometry is not None]
 
 OTHERWISE = {"Thor-iGPU"}
-"""Its instances are told apart by contexts, which the driver does not count."""
+"""Its instances are distinguished by contexts, which the driver does not count."""
 
 LIBRARY = Library()
 
@@ -41,7 +41,7 @@ def only_gpu(slices: list[Json]) -> Gpu:
 
 
 def profiles(geometry: Geometry) -> set[tuple[object, ...]]:
-    """All that a model says of its profiles but their budgets, which have other names here."""
+    """A model's profiles without their budgets, which have other names here."""
     return {
         (p.name, p.size, p.compute, p.memory_gb, p.starts, p.variant_of)
         for p in geometry.profiles
@@ -50,13 +50,13 @@ def profiles(geometry: Geometry) -> set[tuple[object, ...]]:
 
 
 def as_in_the_catalog(geometry: Geometry) -> set[frozenset[Place]]:
-    """What is legal, without the GPU as a whole, which the catalog does not have."""
+    """The legal sets, without the whole GPU, which is not in the catalog."""
     legal = legal_by_geometry(geometry)
     return {places for places in legal if (WHOLE, 0) not in places}
 
 
 def in_catalog_terms(slices: list[Json], geometry: Geometry) -> list[Json]:
-    """The publication with the catalog's budgets as counters, in place of all but the slices."""
+    """The ResourceSlices with the catalog's budgets as counters, except for the memory slices."""
 
     def amounts(found: Json, amounts: dict[str, int]) -> Json:
         slices = {name: value for name, value in found.items() if name.startswith("memory-slice-")}
@@ -145,7 +145,7 @@ def test_a_geometry_allows_exactly_what_the_counters_allow(published: list[Json]
     reading = read_pool(decoded(published), LIBRARY)
     assert reading.trouble is None
     for name, odd in reading.odd.items():
-        # The only oddness that is drawn: more than there is, or nothing with a profile is left.
+        # The only anomalies generated: more than exists, or no device with a profile is left.
         assert "of which there is" in odd.reason or (
             name == "all" and odd.reason == "its GPU has no device with a profile"
         )

@@ -29,7 +29,7 @@ def raw(name: str, version: int) -> msgspec.Raw:
 
 
 class Script:
-    """An API whose watches go as told; each is a list of events, or how it fails."""
+    """An API with scripted watches; each is a list of events, or a failure."""
 
     def __init__(self, *watches: list[WatchEvent] | Exception) -> None:
         self.watches = list(watches)
@@ -53,7 +53,7 @@ class Script:
 
 
 def reported(script: Script, until: str = "that was all") -> list[WatchNotification]:
-    """What a watch reports until it is in this trouble."""
+    """What a watch reports until it reports this problem."""
     inbox: SimpleQueue[WatchNotification] = SimpleQueue()
     watch = Watch(script, NODES, inbox.put)  # type: ignore[arg-type]
     watch.start()

@@ -13,7 +13,7 @@ from slicewise.kubernetes.leader_election import LeaderElector, running_clock
 
 
 class OneLease:
-    """The API as far as a lease needs it: one object, refused when it is not the latest."""
+    """The part of the API for a lease: one object, whose outdated versions are refused."""
 
     def __init__(self) -> None:
         self.body: dict[str, Any] | None = None
@@ -67,7 +67,7 @@ def test_a_candidate_takes_over_when_the_lease_expires() -> None:
     clock.now += 5
     a.beat()  # renews
     clock.now += 9.5
-    assert not a.valid()  # it does without the last part of its time
+    assert not a.valid()  # it does not use the last part of its lease
     b.beat()
     assert not b.leads  # it saw the renewal only now
     clock.now += 10.5
@@ -182,7 +182,7 @@ def test_a_renewal_after_a_short_lapse_is_a_new_term() -> None:
     a, turns = replica(api, "a", clock)
     a.beat()
     assert a.term == 1
-    clock.now += 9.5  # what was to be written now was not
+    clock.now += 9.5  # the pending write was skipped
     assert not a.valid()
     a.beat()
     assert a.valid()

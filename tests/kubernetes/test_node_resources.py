@@ -17,7 +17,7 @@ ROOM = {"cpu": "8", "memory": "64Gi", "pods": "110"}
 
 
 def node(name: str = "n1", labels: dict[str, str] | None = None, **more: Any) -> Node:
-    """A node with room for everything, and what else is said of it."""
+    """A node with capacity for everything, and these additional fields."""
     spec = {key: more.pop(key) for key in ("unschedulable", "taints") if key in more}
     return msgspec.convert(
         {
@@ -220,7 +220,7 @@ def test_a_pod_may_have_other_affinities_only() -> None:
     assert known.misfit(pod(affinity={"nodeAffinity": {}}), "n1") is None
 
 
-# What a pod asks for
+# Requests of a pod
 
 
 def test_containers_are_added_and_init_containers_run_before_them() -> None:
@@ -241,7 +241,7 @@ def test_sidecars_run_beside_all_later_containers() -> None:
             sidecar("1"),
         ],
     )
-    # Before the sidecars 4; then 3.5 beside one; at last 1 and both of them: 4.5 is the most.
+    # Before the sidecars 4; then 3.5 with one; finally 1 with both: the maximum is 4.5.
     assert requests(made) == {"cpu": 4500}
     later = pod(containers=[container("3")], initContainers=[sidecar("2")] * 2)
     assert requests(later) == {"cpu": 7000}
@@ -267,7 +267,7 @@ def test_amounts_are_added_before_they_are_rounded() -> None:
     assert requests(pod(containers=[container("100u", memory="0")])) == {"cpu": 1}
 
 
-# What is free
+# Free resources
 
 
 def test_a_shortage_is_described() -> None:
@@ -464,7 +464,7 @@ def test_the_version_grows_when_a_pod_needs_less() -> None:
     assert free_cpus(known, "n1") == 6
 
 
-# What is remembered about nodes, against an node_resources that remembers nothing
+# Cached results for nodes, compared with an instance that caches nothing
 
 NODES = st.sampled_from(["n1", "n2", "n3"])
 TAINTS = st.sampled_from([[], [{"key": "a", "effect": "NoSchedule"}]])
@@ -515,7 +515,7 @@ CPUS = st.sampled_from(["1", "1500m", "2"])
 
 
 class Accounting(RuleBasedStateMachine):
-    """Pods come, are given nodes, are bound, end and go; what is free is always recounted."""
+    """Pods are created, assigned, bound, ended and deleted; the free resources match a recount."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -573,7 +573,7 @@ class Accounting(RuleBasedStateMachine):
 
     @rule(there=st.booleans())
     def third_node(self, there: bool) -> None:
-        """Pods may be on a node that is not known (yet, or any more)."""
+        """Pods may be on a node that is not known yet, or no longer."""
         if there:
             self.known.node_changed(node("n3"))
         else:

@@ -1,4 +1,4 @@
-"""Plain calls to a Kubernetes API server, and waiting for what it will say."""
+"""Plain calls to a Kubernetes API server, and waiting for conditions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RBAC = "/apis/rbac.authorization.k8s.io/v1"
 
 
 class ApiError(Exception):
-    """What the API server refused, and why."""
+    """Raised when the API server refuses a request."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"{status}: {message}")
@@ -74,7 +74,7 @@ class Api:
         return found
 
     def find(self, path: str) -> Json | None:
-        """An object, or None where there is none."""
+        """An object, or None if it does not exist."""
         try:
             return self.get(path)
         except ApiError as error:
@@ -93,7 +93,7 @@ class Api:
         return made
 
     def put(self, path: str, body: Json) -> Json:
-        """Write an object; with a resourceVersion in it, only if nobody else has written since."""
+        """Write an object; with a resourceVersion in it, only if it is unchanged since."""
         written: Json = self.call("PUT", path, body)
         return written
 

@@ -1,9 +1,9 @@
-"""A witness of what claims and pods go through, who knows nothing of slicewise.
+"""A checker of the history of claims and pods, independent of slicewise.
 
-It follows all claims, pods and published slices by watches of its own, every version of each. The
-API server numbers all versions of everything in one order, so afterwards they can be gone through
-as they happened, and not as they became known. What two claims may have at the same time is worked
-out from the published counters alone.
+It follows every version of all claims, pods and published slices with its own watches. The
+API server numbers all versions of everything in one order, so they are checked in the order in
+which they happened, not in which they were received. Whether two claims may hold devices at the
+same time is computed from the published counters alone.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Taken = tuple[tuple[CounterSet, Counts], ...]
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A version of an object; of one that is gone, the last."""
+    """A version of an object; for a deleted object, the last one."""
 
     version: int
     kind: str
@@ -79,7 +79,7 @@ class Follower:
         self._thread.start()
 
     def stop(self) -> None:
-        """Follow no further."""
+        """Stop following."""
         self._stop.set()
         connection = self._connection
         if connection is not None and connection.sock is not None:
@@ -162,12 +162,12 @@ class Follower:
 
 
 class _TooOldError(Exception):
-    """The API server cannot go on from there."""
+    """Raised when the API server cannot continue from a version."""
 
 
 @dataclass(slots=True)
 class Overlap:
-    """A time during which claims had more than there is, not all of them for good."""
+    """An interval in which claims exceeded a counter, at least one of them unconfirmed."""
 
     where: CounterSet
     begin: int
@@ -177,7 +177,7 @@ class Overlap:
 
 @dataclass(slots=True)
 class Verdict:
-    """What the witness has to say."""
+    """The findings of the checker."""
 
     versions: dict[str, int] = field(default_factory=dict)
     claims: int = 0
@@ -188,17 +188,17 @@ class Verdict:
     """Allocations that had to be confirmed."""
     relisted: int = 0
     overlaps: list[str] = field(default_factory=list)
-    """Claims that had the same thing at the same time, all of them for good: never."""
+    """Confirmed claims that held the same resource at the same time: never allowed."""
     moments: list[Overlap] = field(default_factory=list)
     """The same, where one of them was not confirmed."""
     wrongs: list[str] = field(default_factory=list)
-    """Pods bound without their devices, or robbed of them."""
+    """Pods that were bound without their devices, or lost them."""
     unpublished: list[str] = field(default_factory=list)
-    """Allocations of devices that nobody published at that moment."""
+    """Allocations of devices that were not published at that moment."""
 
     @property
     def faults(self) -> list[str]:
-        """All that must not be."""
+        """All violations."""
         unresolved = [f"not resolved: {one}" for one in self.moments if one.end is None]
         return self.overlaps + self.wrongs + unresolved
 
@@ -229,7 +229,7 @@ class Witness:
             one.stop()
 
     def verdict(self) -> Verdict:
-        """What there is to say of all that has happened up to now."""
+        """The findings for everything that has happened so far."""
         for one in self._followers:
             until(f"the witness has seen all {one.kind}", partial(self._caught_up, one))
         seen = sorted(
@@ -249,7 +249,7 @@ class Witness:
 
 
 class Ledger:
-    """Goes through versions in order and keeps who has what."""
+    """Processes versions in order and tracks the devices of each claim."""
 
     def __init__(self) -> None:
         self._slices: dict[str, Json] = {}
@@ -345,7 +345,7 @@ class Ledger:
         return recorded if self._devices.get(seat, recorded) == recorded else ()
 
     def _look(self, where: CounterSet, version: int, new: str | None) -> None:
-        """Whether claims have more than there is in a counter set."""
+        """Whether claims exceed a counter set."""
         holders = [
             uid
             for uid, held in self._held.items()
@@ -366,7 +366,7 @@ class Ledger:
             del self._going_on[where]
 
     def _excess(self, where: CounterSet, holders: Iterable[str]) -> str:
-        """The counters of which these claims have more than there is."""
+        """The counters that these claims exceed."""
         sums: dict[str, Fraction] = {}
         for uid in holders:
             for seat in self._held[uid]:
@@ -375,7 +375,7 @@ class Ledger:
                         for name, count in counts.items():
                             sums[name] = sums.get(name, Fraction(0)) + count
         totals = self._totals.get(where)
-        if totals is None:  # published no more: only what is there once can be told
+        if totals is None:  # no longer published: only memory slices can be checked
             return ", ".join(n for n, s in sums.items() if n.startswith("memory-slice-") and s > 1)
         return ", ".join(name for name, count in sums.items() if count > totals.get(name, 0))
 
@@ -422,7 +422,7 @@ class Ledger:
                 self.verdict.wrongs.append(f"{_name(pod)} lost {_name(before)} at {version}")
 
 
-# What objects say
+# Fields of objects
 
 
 def seats(claim: Json) -> list[Seat]:
@@ -470,7 +470,7 @@ def claim_names(pod: Json) -> list[str]:
 
 
 def lives(pod: Json) -> bool:
-    """Whether a pod is neither over nor on its way out."""
+    """Whether a pod has neither ended nor been deleted."""
     ended = pod.get("status", {}).get("phase") in _ENDED
     return not ended and "deletionTimestamp" not in pod["metadata"]
 
@@ -489,7 +489,7 @@ def _unusable(claim: Json | None, node: str) -> str:
 
 
 def unquiet(api: Api) -> list[str]:
-    """What may be only for a while, and not once all has come to rest."""
+    """Conditions that are allowed temporarily, but not when the cluster is quiet."""
     claims = {
         (one["metadata"]["namespace"], one["metadata"]["name"]): one
         for one in api.items(PATHS[CLAIMS])
@@ -516,7 +516,7 @@ def unquiet(api: Api) -> list[str]:
 
 
 def until_quiet(api: Api) -> None:
-    """Wait until nothing is left that may only be for a while."""
+    """Wait until no temporary conditions are left."""
     last: list[str] = []
 
     def quiet() -> bool:

@@ -1,4 +1,4 @@
-"""Nodes, pods and claims for the tests: objects made quickly, and removed again."""
+"""Nodes, pods and claims for the tests: created quickly, and removed afterwards."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tests.kubernetes_e2e.nvidia import (
 )
 
 FINALIZER = "resource.kubernetes.io/delete-protection"
-"""Stands on a claim while it is allocated."""
+"""The finalizer of an allocated claim."""
 _WRITERS = 8
 
 
 def node(
     name: str, cpu: str = "64", memory: str = "512Gi", pods: str = "250", **labels: str
 ) -> Json:
-    """A node that kwok plays, with so much to give."""
+    """A node simulated by kwok, with these resources."""
     room = {"cpu": cpu, "memory": memory, "pods": pods}
     return {
         "apiVersion": "v1",
@@ -71,7 +71,7 @@ def withdraw(api: Api, names: Iterable[str]) -> None:
 
 
 def make_classes(api: Api, classes: Iterable[Json] = CLASSES) -> None:
-    """Create classes that are not there yet; NVIDIA's unless others are given."""
+    """Create missing classes; NVIDIA's by default."""
     for one in classes:
         with suppress_conflict():
             api.create(f"{RESOURCE}/deviceclasses", one)
@@ -79,7 +79,7 @@ def make_classes(api: Api, classes: Iterable[Json] = CLASSES) -> None:
 
 @contextmanager
 def suppress_conflict() -> Iterator[None]:
-    """Whoever was first has made it."""
+    """Ignore that it already exists."""
     try:
         yield
     except ApiError as error:
@@ -89,7 +89,7 @@ def suppress_conflict() -> Iterator[None]:
 
 @contextmanager
 def namespace(api: Api, name: str | None = None) -> Iterator[str]:
-    """A namespace of one's own, which is gone for all purposes afterwards."""
+    """A separate namespace, which is emptied afterwards."""
     name = name or f"t-{uuid.uuid4().hex[:10]}"
     api.create(
         f"{CORE}/namespaces",
@@ -103,7 +103,7 @@ def namespace(api: Api, name: str | None = None) -> Iterator[str]:
 
 
 def clear(api: Api, space: str) -> None:
-    """Delete a namespace's pods and claims, and wait until nothing is allocated any more."""
+    """Delete a namespace's pods and claims, and wait until nothing is allocated."""
     pods, claims = pods_in(space), claims_in(space)
     with suppress(ApiError):
         api.call("DELETE", pods, {"kind": "DeleteOptions", "gracePeriodSeconds": 0})
@@ -263,13 +263,13 @@ def write_allocation(
 
 
 def clear_allocation(api: Api, space: str, name: str) -> Json:
-    """Take an allocation back, whoever it is reserved for."""
+    """Deallocate a claim, even if it is reserved."""
     path = f"{claims_in(space)}/{name}"
     return api.put(f"{path}/status", {**api.get(path), "status": {}})
 
 
 def set_condition(api: Api, space: str, name: str, condition: str) -> Json:
-    """Say of every device of a claim that a condition holds."""
+    """Set a condition on every device of a claim."""
     path = f"{claims_in(space)}/{name}"
     found = api.get(path)
     told = {
@@ -287,7 +287,7 @@ def set_condition(api: Api, space: str, name: str, condition: str) -> Json:
 
 
 def unscheduled_because(api: Api, space: str, name: str) -> str:
-    """Why the scheduler has not found a node for a pod, in its words; empty before it tried."""
+    """The scheduler's message for a pod without a node; empty before its first attempt."""
     for condition in api.get(f"{pods_in(space)}/{name}")["status"].get("conditions", []):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             return str(condition.get("message", ""))

@@ -1,4 +1,4 @@
-"""A real control plane for the tests of this folder, and a place of one's own on it for each."""
+"""A real control plane for the tests of this folder, with a separate namespace for each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Nodes = Callable[..., list[str]]
 
 @pytest.fixture(scope="session")
 def plane() -> Plane:
-    """The control plane that all tests of a worker share; no Go, no tests, except in CI."""
+    """The control plane that all tests of a worker share; skipped without Go, except in CI."""
     plane = the_plane()
     make_classes(plane.api)
     return plane
@@ -23,7 +23,7 @@ def plane() -> Plane:
 
 @pytest.fixture
 def nodes(plane: Plane) -> Iterator[Nodes]:
-    """Nodes that are there for one test: nodes(2, "H200-141GB", gpus=8, cpu="4")."""
+    """Nodes that exist for one test: nodes(2, "H200-141GB", gpus=8, cpu="4")."""
     made: list[str] = []
 
     def publish_nodes(
@@ -40,6 +40,6 @@ def nodes(plane: Plane) -> Iterator[Nodes]:
 
 @pytest.fixture
 def space(nodes: Nodes, plane: Plane) -> Iterator[str]:
-    """A namespace of one's own; it is cleared before the nodes go."""
+    """A separate namespace; it is emptied before the nodes are deleted."""
     with namespace(plane.api) as name:
         yield name

@@ -1,9 +1,9 @@
-"""A bad road between a replica and the API server: writes lost, held back or answered wrongly.
+"""A faulty proxy between a replica and the API server: writes are lost, delayed or misreported.
 
 The replica speaks plain HTTP to the proxy, the proxy TLS to the API server, with the token. Writes
-are numbered in the order they arrive, those of the lease apart from the others: they come at any
-time. At a number a fault can be placed. Watches pass through as they come; they can be cut, or
-held up so that the replica sees the past.
+are numbered in the order they arrive, except those of the lease, which arrive at any time. A fault
+can be set for a number. Watches are forwarded unchanged; they can be cut, or delayed so that the
+replica sees an old state.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from tests.kubernetes_e2e.plane import Plane
 
 _WRITES = ("POST", "PUT", "PATCH")
 _OWN = {"connection", "transfer-encoding", "content-length", "authorization", "host", "keep-alive"}
-"""Headers that are between the proxy and either side."""
+"""Headers that apply to one connection and are not forwarded."""
 
 
 @dataclass(slots=True)
 class Write:
-    """A write as it came by."""
+    """A write that passed the proxy."""
 
     number: int
     """From 1; 0 for one of the lease."""
@@ -38,7 +38,7 @@ class Write:
     path: str
     body: Json
     status: int | None = None
-    """What the API server answered; None if it was never asked or did not answer."""
+    """The answer of the API server; None if it got no request or did not answer."""
 
     @property
     def of_claim(self) -> bool:
@@ -55,19 +55,19 @@ class Fault:
 
     before: Callable[[Write], None] | None = None
     answer: int | None = None
-    """Answered so, and not forwarded."""
+    """Answered with this, and not forwarded."""
     forward: bool = True
     after: Callable[[Write], None] | None = None
-    """Once it was done, before the replica hears of it."""
+    """Called after the write, before the replica gets the answer."""
     cut: bool = False
-    """The replica hears nothing: its connection ends."""
+    """The replica gets no answer: its connection ends."""
     late: float | None = None
-    """The replica's connection ends at once, and the write arrives so many seconds later."""
+    """The replica's connection ends at once, and the write arrives this many seconds later."""
 
 
 @dataclass(slots=True)
 class Hold:
-    """A write that is held back until it is let go."""
+    """A write that is held back until it is released."""
 
     there: threading.Event = field(default_factory=threading.Event)
     free: threading.Event = field(default_factory=threading.Event)
@@ -78,7 +78,7 @@ class Hold:
 
 
 class Proxy:
-    """The road of one replica, or of several that come one after the other."""
+    """The proxy of one replica, or of several in succession."""
 
     def __init__(self, plane: Plane, folder: Path, name: str = "road") -> None:
         self._plane = plane
@@ -91,14 +91,14 @@ class Proxy:
         self.choose: Callable[[Write], Fault | None] = lambda write: None
         """A fault for a write that has none by its number."""
         self.open = threading.Event()
-        """Nothing passes while this is not set."""
+        """Nothing is forwarded unless this is set."""
         self.open.set()
         self.writes: list[Write] = []
         self.all_writes = 0
         self.cuts = 0
         """Watches that were cut."""
         self.met = 0
-        """Faults that a write came to."""
+        """Faults that were applied to a write."""
         self._server = _Server(("127.0.0.1", 0), self._handler())
         self.kubeconfig = folder / f"{name}.kubeconfig"
         self.kubeconfig.write_text(json.dumps(_kubeconfig(self._server.server_address[1])))
@@ -106,7 +106,7 @@ class Proxy:
         self._thread.start()
 
     def close(self) -> None:
-        """Let nothing through any more."""
+        """Stop the proxy."""
         self.open.set()
         for event in self._lag.values():
             event.set()
@@ -127,7 +127,7 @@ class Proxy:
             return sum(part in path for path in self._watches.values())
 
     def cut_watches(self, part: str = "") -> int:
-        """Cut all watches whose path contains ``part``, in the middle of whatever they say."""
+        """Cut all watches whose path contains ``part``, in the middle of their output."""
         with self._lock:
             found = [one for one, path in self._watches.items() if part in path]
             self.cuts += len(found)
@@ -138,7 +138,7 @@ class Proxy:
 
     @contextmanager
     def behind(self, *parts: str) -> Iterator[None]:
-        """Watches of these kinds say nothing meanwhile; all they had to say comes afterwards."""
+        """Delay watches of these kinds meanwhile; their events are delivered afterwards."""
         self._lag = {part: threading.Event() for part in parts}
         try:
             yield
@@ -147,7 +147,7 @@ class Proxy:
             for event in lag.values():
                 event.set()
 
-    # What the connections do
+    # Connections
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         proxy = self
@@ -205,7 +205,7 @@ class Proxy:
         _answer(handler, answer, data)
 
     def _note(self, handler: BaseHTTPRequestHandler, body: bytes) -> tuple[Write, Fault]:
-        # Programs of Kubernetes write in a form of their own.
+        # Kubernetes components use their own encoding.
         known = body and "json" in handler.headers.get("Content-Type", "")
         write = Write(0, handler.command, handler.path, json.loads(body) if known else {})
         with self._lock:
@@ -272,7 +272,7 @@ class Proxy:
         finally:
             with self._lock:
                 del self._watches[handler.connection]
-            # Whatever was left unread upstream is of no use to the next request.
+            # Unread data from upstream must not reach the next request.
             answer.close()
             handler.upstream.close()  # type: ignore[attr-defined]
             handler.upstream = None  # type: ignore[attr-defined]
@@ -284,7 +284,7 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Connections end in every way here."""
+        """Ignore errors: tests end connections in every way."""
 
 
 def _head(handler: BaseHTTPRequestHandler, answer: http.client.HTTPResponse) -> None:
@@ -303,7 +303,7 @@ def _answer(handler: BaseHTTPRequestHandler, answer: http.client.HTTPResponse, d
 
 
 def _say(handler: BaseHTTPRequestHandler, status: int) -> None:
-    """An answer of the API server's kind that it never gave."""
+    """A made-up answer in the API server's format."""
     reasons = {409: "Conflict", 429: "TooManyRequests", 500: "InternalError"}
     said = {"kind": "Status", "code": status, "reason": reasons[status], "message": "a fault"}
     data = json.dumps(said).encode()

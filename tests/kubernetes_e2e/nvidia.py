@@ -79,7 +79,7 @@ _CAPABILITIES = (
     ("Blackwell Ultra", "10.3.0"),
     ("Blackwell", "10.0.0"),
 )
-"""A word of the architecture and the compute capability."""
+"""The name of the architecture and the compute capability."""
 
 
 class _Part(NamedTuple):

@@ -1,13 +1,13 @@
-"""A Kubernetes control plane of our own: real programs on loopback, in a temporary folder.
+"""A private Kubernetes control plane: real programs on loopback, in a temporary folder.
 
     with Plane() as plane:
         plane.kubectl("get", "nodes")
 
-etcd, kube-apiserver, kube-controller-manager and kube-scheduler are the real ones; kwok plays the
-nodes, so that pods run. RBAC is on. What costs time and shows nothing here is off: only some
-controllers run, nodes send no heartbeats and nobody asks for them, and pods get no service account
-(so that a namespace can be used the moment it was made). The processes end with the thread that
-started them, whatever happens to it.
+etcd, kube-apiserver, kube-controller-manager and kube-scheduler are the real ones; kwok
+simulates the nodes, so that pods run. RBAC is on. Slow features that the tests do not need are off:
+only some controllers run, nodes send no heartbeats and none are expected, and pods get no service
+account (so that a new namespace can be used immediately). The processes always end with the thread
+that started them.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _READY = {
     "kwok": "http://127.0.0.1:{}/readyz",
 }
 _TRIES = 5
-# The kernel ends the process with the one that started it, be that by SIGKILL.
+# The kernel ends the process with its parent, even after SIGKILL.
 _TIED = """
 import ctypes, os, signal, sys
 if sys.platform == "linux":
@@ -77,7 +77,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 class PortTakenError(Exception):
-    """Somebody took a port between our looking and our using it."""
+    """Raised when another process took a port after it was found to be free."""
 
 
 class Plane:
@@ -130,7 +130,7 @@ class Plane:
         """What kubectl prints, as an admin; a refusal is an error with what it said."""
         done = subprocess.run(
             [self.programs / "kubectl", "--kubeconfig", self.kubeconfig, *arguments],
-            env={**os.environ, "HOME": str(self.folder)},  # where it keeps what the server can do
+            env={**os.environ, "HOME": str(self.folder)},  # its cache of API discovery
             input=input,
             capture_output=True,
             text=True,
@@ -166,12 +166,12 @@ class Plane:
         return path
 
     def log(self, part: str) -> str:
-        """All that a part has said."""
+        """The log of a part."""
         path = self.folder / f"{part}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
     def runs(self, part: str) -> bool:
-        """Whether a part's process is there, be it paused."""
+        """Whether a part's process exists, running or paused."""
         process = self._processes.get(part)
         return process is not None and process.poll() is None
 
@@ -180,20 +180,20 @@ class Plane:
         return self._processes[part].pid
 
     def pause(self, part: str) -> None:
-        """Let a part stand still: it neither answers nor ends."""
+        """Pause a part: it neither answers nor ends."""
         self._processes[part].send_signal(signal.SIGSTOP)
 
     def resume(self, part: str) -> None:
-        """Let a paused part go on."""
+        """Resume a paused part."""
         self._processes[part].send_signal(signal.SIGCONT)
 
     def kill(self, part: str) -> None:
-        """End a part as a crash does."""
+        """Kill a part, as in a crash."""
         self._processes[part].kill()
         self._processes[part].wait()
 
     def stop(self, part: str) -> None:
-        """ClaimParameters a part to end, and wait until it has."""
+        """Terminate a part and wait until it has ended."""
         process = self._processes[part]
         process.terminate()
         process.send_signal(signal.SIGCONT)  # in case it was paused
@@ -204,7 +204,7 @@ class Plane:
             process.wait()
 
     def start(self, part: str) -> None:
-        """Start a part that is not running, where it was before, and wait until it is ready."""
+        """Start a stopped part at its previous address, and wait until it is ready."""
         assert not self.runs(part), f"{part} runs already"
         self._launch(part)
         self._await(part)
@@ -216,7 +216,7 @@ class Plane:
         self.start(part)
 
     def destroy(self) -> None:
-        """End every process that was started here and remove all they had."""
+        """End every process that was started here and remove its files."""
         if self._api is not None:
             self._api.close()
         for process in reversed(self._processes.values()):
@@ -247,7 +247,7 @@ class Plane:
             self._ports = dict(zip(names, free_ports(len(names)), strict=True))
             self._write_kubeconfig(self.kubeconfig, self.token, "default")
             try:
-                # Those after the API server wait for it themselves: all come up side by side.
+                # The later parts wait for the API server themselves, so all start in parallel.
                 for part in self.parts:
                     self._launch(part)
                     if part in ("etcd", "apiserver"):
@@ -278,7 +278,7 @@ class Plane:
             )
 
     def _await(self, part: str) -> None:
-        """Wait until a part says that it is ready."""
+        """Wait until a part reports that it is ready."""
         address = _READY[part].format(self._ports[part])
 
         def ready() -> bool:
@@ -287,14 +287,14 @@ class Plane:
                 if "address already in use" in said:
                     raise PortTakenError(f"{part}: {said[-500:]}")
                 raise RuntimeError(f"{part} has ended: {said[-4000:]}")
-            # The scheduler and the controllers make themselves a certificate that nobody knows.
+            # The scheduler and the controllers use self-signed certificates.
             return httpx.get(address, verify=False, trust_env=False).is_success
 
         until(f"{part} is ready", ready)
 
     def _arguments(self, part: str) -> list[str]:
         port = self._ports[part]
-        # Many programs on few cores: what waits for a limit of requests only makes tests slow.
+        # Many programs on few cores: client-side rate limits would only make tests slow.
         client = [f"--kubeconfig={self.kubeconfig}", "--kube-api-qps=1000", "--kube-api-burst=2000"]
         serving = ["--bind-address=127.0.0.1", f"--secure-port={port}", "--profiling=false"]
         match part:
@@ -307,7 +307,7 @@ class Plane:
                     f"--listen-peer-urls={peer}",
                     f"--initial-advertise-peer-urls={peer}",
                     f"--initial-cluster=default={peer}",
-                    "--unsafe-no-fsync",  # nobody pulls the plug
+                    "--unsafe-no-fsync",  # no power failures here
                     "--log-level=warn",
                 ]
             case "apiserver":
@@ -377,9 +377,9 @@ class Plane:
 
 
 def free_ports(count: int) -> list[int]:
-    """Free ports, none of those that the system lends to outgoing connections.
+    """Free ports outside the range that the system uses for outgoing connections.
 
-    A client that keeps calling a server which is away could otherwise be lent the server's port.
+    Otherwise a client that keeps calling a stopped server could be assigned the server's port.
     """
     limits = Path("/proc/sys/net/ipv4/ip_local_port_range")
     first_lent = int(limits.read_text().split()[0]) if limits.exists() else 32768
@@ -401,7 +401,7 @@ def free_ports(count: int) -> list[int]:
 
 @cache
 def the_plane() -> Plane:
-    """The plane that the tests of this process share, each in a namespace of its own."""
+    """The plane that the tests of this process share, each in its own namespace."""
     try:
         plane = Plane()
         plane.__enter__()

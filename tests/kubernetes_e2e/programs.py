@@ -2,8 +2,8 @@
 
 Usage: python -m tests.kubernetes_e2e.programs
 
-Prints what is built and the folder it lies in: a cache outside the checkout, named after all that
-goes into it. The first time takes minutes and needs the network for the modules' sources.
+Prints what is built and its folder: a cache outside the checkout, named by a digest of all
+inputs. The first time takes minutes and needs the network for the modules' sources.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ PROGRAMS = (
     Program("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok"),
 )
 HELM = (Program("helm", "helm", "helm.sh/helm/v4/cmd/helm"),)
-"""Built for itself: few tests need it, and it takes as long as all the others."""
+"""Built separately: few tests need it, and it takes as long as all the others."""
 _HERE = Path(__file__).parent
 
 
@@ -60,7 +60,7 @@ def require_helm(tell: Callable[[str], None] = lambda line: None) -> Path:
 
 
 def require_programs(tell: Callable[[str], None] = lambda line: None) -> Path:
-    """The folder that holds them all; what is missing is built, by one process at a time."""
+    """The folder with all programs; missing ones are built, by one process at a time."""
     return _require(PROGRAMS, tell)
 
 
@@ -81,7 +81,7 @@ def _require(programs: Sequence[Program], tell: Callable[[str], None]) -> Path:
 
 
 def _go() -> tuple[str, str]:
-    """Go and its version, or a sentence that says what is wanted."""
+    """Go and its version, or a sentence that says what is required."""
     wanted = ".".join(map(str, GO))
     named = os.environ.get("GO", "go")
     go = shutil.which(named) or shutil.which(named, path="/usr/local/go/bin")

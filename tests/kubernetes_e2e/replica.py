@@ -1,4 +1,4 @@
-"""A replica of the controller as a process of its own, as users run it, and claims on its class."""
+"""A replica of the controller as a separate process, as users run it, and claims of its class."""
 
 from __future__ import annotations
 
@@ -43,23 +43,23 @@ class Replica:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it; it finds its way by itself."""
+        """Start the process without waiting for it."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(self._command, stdout=log, stderr=log)
 
     def signal(self, number: int) -> None:
-        """Send it a signal."""
+        """Send a signal to the process."""
         assert self.process is not None
         self.process.send_signal(number)
 
     def kill(self) -> None:
-        """End it at once, wherever it is."""
+        """Kill the process."""
         assert self.process is not None
         self.process.kill()
         self.process.wait()
 
     def stop(self) -> int:
-        """Tell it to end, and wait for it."""
+        """Terminate the process and wait for it."""
         assert self.process is not None
         self.process.terminate()
         return self.process.wait()

@@ -1,4 +1,4 @@
-"""What the tests of faults have in common: a replica that comes back, and pods that come and go."""
+"""Shared by the tests of faults: a replica that is restarted, and pods that come and go."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from tests.kubernetes_e2e.replica import OUR_CLASS, Replica, wants
 T = TypeVar("T")
 
 ROUNDS = int(os.environ.get("SLICEWISE_K8S_ROUNDS", "0"))
-"""How often everything is gone through; 0 is a short version, for every day."""
+"""The number of rounds; 0 is the short version for daily use."""
 MODEL = "A100-80GB"
 LEASE_SECONDS = "2"
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/default/leases/slicewise"
 
 
 class Living:
-    """A replica behind a proxy; when it was killed it is started anew, as Kubernetes would."""
+    """A replica behind a proxy; it is restarted after a kill, as by Kubernetes."""
 
     def __init__(self, plane: Plane, folder: Path, *flags: str, name: str = "r0") -> None:
         self.proxy = Proxy(plane, folder, name)
@@ -62,7 +62,7 @@ class Living:
 
     @property
     def has_led(self) -> bool:
-        """Whether it has been the leader, in one of its lives."""
+        """Whether any of its processes has been the leader."""
         log = self.replica.log
         return log.exists() and f"leading as {self.name}" in log.read_text()
 
@@ -71,7 +71,7 @@ class Living:
         self.replica.kill()
 
     def close(self) -> None:
-        """End it for good."""
+        """Stop it without a restart."""
         self._stopping.set()
         while self._thread.is_alive():
             if self.replica.process is not None:
@@ -82,7 +82,7 @@ class Living:
 
 @contextmanager
 def living(plane: Plane, folder: Path, *flags: str, name: str = "r0") -> Iterator[Living]:
-    """A replica that lives meanwhile."""
+    """A replica that runs until the end of the block."""
     one = Living(plane, folder, *flags, name=name)
     try:
         yield one
@@ -98,14 +98,14 @@ def living(plane: Plane, folder: Path, *flags: str, name: str = "r0") -> Iterato
 
 @contextmanager
 def witnessed(plane: Plane) -> Iterator[Witness]:
-    """All that happens meanwhile is witnessed, and in the end nothing was wrong."""
+    """Check everything that happens in the block; there must be no violations."""
     with Witness(plane) as witness:
         yield witness
         settled(plane.api, witness)
 
 
 def settled(api: Api, witness: Witness) -> Verdict:
-    """Wait until it is quiet, and see that nothing was wrong up to then."""
+    """Wait until the cluster is quiet, and check that there were no violations."""
     until_quiet(api)
     verdict = witness.verdict()
     print(verdict)
@@ -145,7 +145,7 @@ def make_urgent(api: Api) -> None:
 
 
 def make_claim(api: Api, space: str, name: str, profile: str) -> Json:
-    """A claim of our class that stands for itself."""
+    """A claim of our class without a template."""
     made = claim(name, device_request(OUR_CLASS), config=[wants(profile=profile)])
     return api.create(claims_in(space), made)
 
@@ -153,7 +153,7 @@ def make_claim(api: Api, space: str, name: str, profile: str) -> Json:
 def make_pod(
     api: Api, space: str, name: str, *templates: str, shared: Sequence[str] = (), **what: object
 ) -> Json:
-    """A pod with claims from templates, or with claims that stand for themselves."""
+    """A pod with claims from templates, or with existing claims."""
     return api.create(pods_in(space), pod(name, templates, shared, **what))  # type: ignore[arg-type]
 
 
@@ -184,7 +184,7 @@ def holder(api: Api) -> str:
 
 
 def condition(api: Api, space: str, name: str) -> Json | None:
-    """What slicewise has told a pod."""
+    """The messages of slicewise to a pod."""
     found = api.get(f"{pods_in(space)}/{name}")
     conditions = {one["type"]: one for one in found["status"].get("conditions", [])}
     return conditions.get("slicewise.dev/Placed")
@@ -214,7 +214,7 @@ def play(api: Api, space: str, pause: float = 0.0) -> None:
 def play_with(
     api: Api, space: str, one: Living, faults: dict[int, Fault], pause: float = 0.0
 ) -> list[Write]:
-    """Let the pods come and go with these faults; returns what was written."""
+    """Create and delete the pods with these faults; returns the writes."""
     one.proxy.begin(faults)
     play(api, space, pause)
     until_quiet(api)
@@ -232,7 +232,7 @@ def sample(steps: Sequence[T], count: int) -> list[T]:
 
 
 class Load(threading.Thread):
-    """Pods that come and go, at random, until told to end."""
+    """Pods that come and go at random until they are stopped."""
 
     def __init__(
         self,
@@ -285,7 +285,7 @@ class Load(threading.Thread):
             del there[name]
 
     def end(self) -> None:
-        """Let no more pods come or go."""
+        """Stop creating and deleting pods."""
         self._stop_it.set()
         self.join()
         assert self.error is None

@@ -1,4 +1,4 @@
-"""The dashboard of a Kubernetes cluster, in a real browser: everything to see, nothing to change.
+"""The dashboard of a Kubernetes cluster, in a real browser: complete and read-only.
 
 With SLICEWISE_SCREENS set, the picture of docs/kubernetes.md is taken again.
 """
@@ -52,14 +52,14 @@ ASKED: dict[str, list[tuple[str, str]]] = {
     ],
     "batch": [("night-0", "1g.20gb"), ("night-1", "1g.20gb")],
 }
-"""By namespace: pods that run, and what they ask for."""
+"""By namespace: running pods and their requests."""
 OFFERED = ("Release", "Cancel", "Cordon", "Uncordon", "Drain", "Remove", "Register a node", "Quota",
            "Create a tenant", "Submit", "Approve", "Carry out")  # fmt: skip
 """The buttons that change something, for those who may."""
 
 
 class Shown:
-    """A replica that can be looked at; enough of a server for a visitor."""
+    """A replica with the parts of a server that a browser needs."""
 
     def __init__(self, replica: Replica, token: Path) -> None:
         line = until("it can be seen", lambda: self._line(replica))
@@ -71,7 +71,7 @@ class Shown:
         return re.search(r"listening at (\S+); dashboard: token in", replica.log.read_text())
 
     def get(self, path: str) -> Any:
-        """What the API answers to a question."""
+        """The API's answer to a request."""
         answer = httpx.get(
             f"{self.url}{path}", headers={"Authorization": f"Bearer {self.token}"}, trust_env=False
         )
@@ -126,7 +126,7 @@ def populate(plane: Plane) -> None:
 
 @pytest.fixture
 def visitor(browser: Browser, shown: list[Shown]) -> Iterator[Visitor]:
-    """Somebody who has signed in at the leader; nothing may go wrong in their window."""
+    """A user who has signed in at the leader; there must be no errors in the window."""
     someone = Visitor(browser, cast(Server, shown[0]))
     someone.sign_in(shown[0].token)
     yield someone

@@ -1,7 +1,7 @@
-"""docs/kubernetes.md, read from top to bottom by somebody who tries everything.
+"""Runs the examples of docs/kubernetes.md in order.
 
 Its YAML is applied, or given to the chart where it holds values; its ``kubectl`` commands are run
-and what they print is compared, as tests/docs does it, whatever the width of columns. The
+and their output is compared as in tests/docs, regardless of the width of columns. The
 controller is started when the document installs it, with the rights of its account, and ends when
 the document removes it.
 """
@@ -36,7 +36,7 @@ LEAVE = "kubectl delete --wait=false -f deploy/kubernetes/"
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Plane]:
-    """What the document starts from: two nodes of two GPUs, and the driver's classes."""
+    """The initial state: two nodes of two GPUs, and the driver's classes."""
     try:
         plane = Plane()
     except MissingServiceError as error:
@@ -50,7 +50,7 @@ def cluster() -> Iterator[Plane]:
 
 
 class Reader:
-    """Somebody who goes through the document on a cluster."""
+    """Runs the document on a cluster."""
 
     def __init__(self, plane: Plane, helm: Path | None, folder: Path, stack: ExitStack) -> None:
         self.plane = plane
@@ -82,7 +82,7 @@ class Reader:
         assert all(line.endswith(" created") for line in said.splitlines()), f"{where}: {said}"
 
     def _say(self, words: list[str], expected: str) -> str:
-        """What a command prints; one that only looks may look again until it is what is shown."""
+        """The output of a command; one that only reads is repeated until its output matches."""
         said = self.plane.kubectl(*words)
         looks = not {"get", "describe"}.isdisjoint(words)
         for _ in range(LOOKS if looks else 0):
@@ -111,7 +111,7 @@ class Reader:
 
 
 def _in_columns(text: str) -> str:
-    """Columns two blanks apart, which depend on the longest word otherwise."""
+    """Set columns two blanks apart; otherwise they depend on the longest word."""
     return "".join(f"{re.sub(' {2,}', '  ', line.strip())}\n" for line in text.splitlines())
 
 
@@ -125,7 +125,7 @@ def test_the_document_works(
         reader.read(blocks)
     assert reader.applied >= 8
     assert reader.ran >= 12
-    # What the text says besides.
+    # Statements in the text.
     api = cluster.api
     for name in ("train", "pipeline", "reader", "writer", "hasty"):
         until_running(api, "vision", name)
@@ -141,7 +141,7 @@ def test_the_document_works(
 
 
 def _helm() -> Path | None:
-    """The program that renders charts; the chart's own tests say where it is missing."""
+    """The program that renders charts; the chart's own tests report if it is missing."""
     from tests.kubernetes_e2e.programs import require_helm
 
     try:

@@ -1,7 +1,7 @@
-"""The extender with a real scheduler: pods that ask for extended resources, from wish to end.
+"""The extender with a real scheduler: pods that request extended resources, from creation to end.
 
-A scheduler of its own asks a real service over TLS, with the configuration and the rights that
-are there to be copied. kwok plays the nodes; one of them has a fake driver and a real agent.
+A separate scheduler calls a real service over TLS, with the example configuration and rights in
+deploy/kubernetes/extender. kwok simulates the nodes; one has a fake driver and a real agent.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ pytestmark = pytest.mark.skipif(
 
 
 class TlsServer(SteadyServer):
-    """A server that is asked over TLS."""
+    """A server with TLS."""
 
     ca = Path()
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """The base URL."""
         return "https://{}:{}".format(*self.address)
 
     def _exchange(
@@ -115,7 +115,7 @@ class World:
         )  # fmt: skip
 
     def _start_scheduler(self) -> subprocess.Popen[bytes]:
-        """A scheduler with the configuration to copy; only where things are is changed."""
+        """A scheduler with the example configuration; only addresses and paths are changed."""
         config = yaml.safe_load((MANIFESTS / "scheduler.yaml").read_text())
         config["clientConnection"] = {
             "kubeconfig": str(self.plane.kubeconfig), "qps": 1000, "burst": 2000,
@@ -157,12 +157,12 @@ class World:
             self.plane.api.delete(f"{CORE}/nodes/{name}")
 
     def told(self) -> str:
-        """What scheduler and service said last."""
+        """The last log lines of scheduler and service."""
         log = (self.folder / "scheduler.log").read_text(errors="replace")
         return f"scheduler:\n{log[-3000:]}\nservice:\n{self.server.last_lines()}"
 
     def ask(self, status: int, method: str, path: str, body: object = None) -> Any:
-        """ClaimParameters the service, and insist on how it ends."""
+        """Send a request to the service and check its status."""
         got, said = self.server.ask(method, path, body)
         assert got == status, said
         return said
@@ -175,7 +175,7 @@ class World:
         return name
 
     def node(self, gpus: int = 1, model: str = "A100-80GB", **labels: str) -> str:
-        """A node that both know; nobody makes its instances."""
+        """A node that both know, without an agent."""
         name = self.kube_node(**labels)
         self.ask(201, "POST", "/v1/nodes", {"name": name, "model": model, "gpus": gpus})
         return name
@@ -202,12 +202,12 @@ class World:
         )
 
     def allocations(self, space: str) -> dict[str, dict[str, Any]]:
-        """By pod: what a namespace holds."""
+        """The allocations of a namespace, by pod."""
         said = self.ask(200, "GET", f"/v1/allocations?tenant={space}&limit=1000")
         return {one["labels"]["k8s/pod"]: one for one in said["allocations"]}
 
     def until_held(self, space: str, *names: str) -> dict[str, dict[str, Any]]:
-        """Wait until exactly these pods hold something."""
+        """Wait until exactly these pods have allocations."""
 
         def look() -> bool:
             return set(self.allocations(space)) == set(names)
@@ -225,7 +225,7 @@ def world(plane: Plane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wo
 
 @pytest.fixture
 def space(world: World) -> Iterator[str]:
-    """A namespace of one's own, whose nodes take nothing of the next test's."""
+    """A separate namespace, whose nodes get no pods of the next test."""
     before = list(world.nodes)
     with namespace(world.plane.api) as name:
         yield name

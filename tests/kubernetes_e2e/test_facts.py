@@ -1,7 +1,7 @@
-"""What the Kubernetes integration builds on, as the real scheduler and controllers do it.
+"""Assumptions of the Kubernetes integration, checked with the real scheduler and controllers.
 
 A claim of a sealed class (its selector is ``false``) is never served by the scheduler, only by
-somebody who writes its allocation. These tests play that somebody by hand.
+a client that writes its allocation. In these tests, the test is that client.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def test_the_scheduler_takes_the_first_device_by_name(api: Api, nodes: Nodes, sp
     small = [devices_at(MODEL, gpu, SMALL) for gpu in (0, 1)]
     big = [devices_at(MODEL, gpu, "4g.71gb") for gpu in (0, 1)]
     assert stock_pod(api, space, "a", SMALL) == (node, small[0][0])
-    # Slice 0 is where the largest half begins: it has to go to the next GPU.
+    # Slice 0 is the only start of the largest half, which has to use the next GPU.
     assert stock_pod(api, space, "b", "4g.71gb") == (node, big[1][0])
     assert stock_pod(api, space, "c", SMALL) == (node, small[0][1])
 
@@ -270,7 +270,7 @@ def test_an_allocation_that_failed_is_cleared_by_the_scheduler(
 def test_clearing_an_allocation_during_binding_misplaces_the_pod(
     api: Api, nodes: Nodes, space: str
 ) -> None:
-    """Why a conflict is told by the condition: the scheduler does not look where it is now."""
+    """Why conflicts are reported by the condition: the scheduler ignores a changed allocation."""
     first, second = nodes(2, MODEL)
     [sealed] = waiting_pod(api, space, "p")
     device = devices_at(MODEL, 0, SMALL)[3]

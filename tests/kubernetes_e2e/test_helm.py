@@ -26,7 +26,7 @@ CHART = DEPLOY / "helm" / "slicewise"
 
 @pytest.fixture(scope="module")
 def helm() -> Path:
-    """The program; where it cannot be built nothing is tested, except in CI."""
+    """The program; tests are skipped if it cannot be built, except in CI."""
     try:
         return require_helm()
     except MissingServiceError as error:

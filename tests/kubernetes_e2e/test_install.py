@@ -61,7 +61,7 @@ WATCHED = {
         {"level": "None"},
     ],
 }
-"""What the server writes down: everything that the controller asks for, and nothing else."""
+"""The audit policy: all requests of the controller, and no others."""
 EVENTS = "/apis/events.k8s.io/v1"
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/slicewise/leases/slicewise"
 
@@ -84,7 +84,7 @@ def manifest(kind: str, name: str = "slicewise") -> Json:
 
 
 class Watched(Plane):
-    """A control plane that writes down what the controller asks for."""
+    """A control plane with an audit log of the controller's requests."""
 
     def __init__(self, folder: Path) -> None:
         self.audit = folder / "audit.log"
@@ -97,14 +97,14 @@ class Watched(Plane):
         super().__init__(flags={"apiserver": flags})
 
     def asked(self) -> list[Json]:
-        """What the controller asked for so far."""
+        """The controller's requests so far."""
         lines = self.audit.read_text().splitlines() if self.audit.exists() else []
         return [json.loads(line) for line in lines]
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    """A control plane of its own, with all manifests applied."""
+    """A separate control plane, with all manifests applied."""
     try:
         watched = Watched(tmp_path_factory.mktemp("audit"))
     except MissingServiceError as error:
@@ -139,7 +139,7 @@ def make_template(plane: Plane, space: str, name: str, count: int = 1, **what: o
 
 
 def told(plane: Plane, space: str, name: str) -> Json | None:
-    """What slicewise has told a pod."""
+    """The messages of slicewise to a pod."""
     conditions = plane.api.get(f"{pods_in(space)}/{name}")["status"].get("conditions", [])
     return next((one for one in conditions if one["type"] == CONDITION), None)
 
@@ -209,7 +209,7 @@ def without(right: Right) -> Json:
 
 
 def allowed(api: Api, right: Right) -> bool:
-    """Whether whoever asks has a right, according to the server."""
+    """Whether the caller has a right, according to the server."""
     resource, _, part = right.resource.partition("/")
     attributes = {"group": right.group, "resource": resource, "verb": right.verb}
     if part:
@@ -226,7 +226,7 @@ def allowed(api: Api, right: Right) -> bool:
 
 
 class Noting(ApiClient):
-    """A link that remembers what was forbidden."""
+    """A client that records forbidden requests."""
 
     def __init__(self, configuration: Any) -> None:
         super().__init__(configuration)
@@ -444,7 +444,7 @@ def test_the_controller_runs_on_a_read_only_file_system(installed: Plane, tmp_pa
     assert not outside.exists()
 
 
-# Leaving
+# Removal
 
 
 def test_uninstalling_affects_no_running_pod(installed: Plane, tmp_path: Path) -> None:
@@ -468,7 +468,7 @@ def test_uninstalling_affects_no_running_pod(installed: Plane, tmp_path: Path) -
         until("its claim is gone", lambda: len(plane.api.items(claims_in(space))) == 2 or None)
         assert until_running(plane.api, space, "runs")["status"]["phase"] == "Running"
         assert allocated(plane.api, space, "runs") == before
-        # Who waits goes on waiting, and may be made anew with a template of the stock class.
+        # Waiting pods keep waiting, and can be recreated with a template of the stock class.
         assert f"class {OUR_CLASS} does not exist" in unscheduled_because(plane.api, space, "waits")
         plane.api.create(
             templates_in(space), template("stock", device_request(MIG_CLASS, profile="3g.40gb"))

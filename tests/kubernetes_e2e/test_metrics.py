@@ -24,7 +24,7 @@ from tests.kubernetes_e2e.replica import OUR_CLASS, Replica, running, wants
 
 
 class Seen:
-    """A replica, asked over HTTP by whoever comes along."""
+    """A replica, queried over HTTP."""
 
     def __init__(self, replica: Replica) -> None:
         self.replica = replica

@@ -42,7 +42,7 @@ def test_killed_at_every_write(plane: Plane, nodes: Nodes, space: str, tmp_path:
 
 
 def test_misled_at_every_write(plane: Plane, nodes: Nodes, space: str, tmp_path: Path) -> None:
-    """The answer is lost, or says what is not so; or the write comes later than it seemed."""
+    """The answer is lost or wrong, or the write takes effect late."""
     make_classes(plane.api, [SEALED])
     nodes(1, MODEL, gpus=2)
     faults = [Fault(answer=status) for status in (500, 409, 429)]
@@ -64,7 +64,7 @@ def test_misled_at_every_write(plane: Plane, nodes: Nodes, space: str, tmp_path:
 def test_a_late_write_for_a_device_of_another_claim(
     plane: Plane, nodes: Nodes, space: str, tmp_path: Path
 ) -> None:
-    """It seemed lost; meanwhile a pod came that goes first."""
+    """It seemed lost; meanwhile a pod of higher priority arrived."""
     make_classes(plane.api, [SEALED])
     nodes(1, MODEL, gpus=1)
     api = plane.api

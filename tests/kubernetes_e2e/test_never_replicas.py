@@ -105,7 +105,7 @@ def test_the_leader_paused_at_every_write(
 def test_a_successor_with_delayed_watches(
     plane: Plane, nodes: Nodes, space: str, tmp_path: Path
 ) -> None:
-    """What the former leader gave away last has not reached the next one when it begins."""
+    """The new leader starts before it has seen the last allocation of the former one."""
     make_classes(plane.api, [SEALED])
     nodes(1, MODEL, gpus=2)
     api = plane.api
@@ -134,7 +134,7 @@ def test_a_successor_with_delayed_watches(
 def test_a_late_write_of_a_former_leader_for_a_device_of_another_pod(
     plane: Plane, nodes: Nodes, space: str, tmp_path: Path
 ) -> None:
-    """Nobody has touched its claim since, except to shut the former leader out."""
+    """Its claim is unchanged since, except for the annotation that fences the former leader."""
     make_classes(plane.api, [SEALED])
     nodes(1, MODEL, gpus=1)
     api = plane.api

@@ -80,7 +80,7 @@ def test_slices_are_republished_while_pods_wait(
 def test_a_node_is_replaced_by_another_model(
     plane: Plane, nodes: Nodes, space: str, tmp_path: Path
 ) -> None:
-    """Nobody collects the pods of a node that is gone for a while: what they have stays theirs."""
+    """The pods of a missing node are not deleted for a while, and keep their devices."""
     make_classes(plane.api, [SEALED])
     [a] = nodes(1, MODEL, gpus=1)
     api = plane.api
@@ -229,11 +229,11 @@ def test_claims_that_outlive_their_pods(
         assert one.lives == 1
 
 
-# What only the scheduler knows
+# Constraints that only the scheduler knows
 
 
 def test_cpu_only_on_another_node(plane: Plane, nodes: Nodes, space: str, tmp_path: Path) -> None:
-    """That is known beforehand: no device of the other node is ever given."""
+    """This is known in advance: no device of the other node is ever allocated."""
     make_classes(plane.api, [SEALED])
     [small] = nodes(1, MODEL, gpus=2, cpu="2")
     [large] = nodes(1, MODEL, gpus=1, cpu="16")

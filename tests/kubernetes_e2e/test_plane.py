@@ -27,7 +27,7 @@ with Plane(parts=["etcd"]) as plane:
 @pytest.fixture(scope="module")
 def small() -> Iterator[Plane]:
     """A server and what it keeps, to be broken."""
-    the_plane()  # says why, where there is none
+    the_plane()  # skips with a reason if there is none
     with Plane(parts=["etcd", "apiserver"]) as plane:
         yield plane
 

@@ -220,7 +220,7 @@ def somebody(plane: Plane, space: str, rights: Iterable[Right], role_in: str = "
     name = f"s-{uuid.uuid4().hex[:10]}"
     kind, scope = ("Role", f"/namespaces/{role_in}") if role_in else ("ClusterRole", "")
     seen = Right("get", "", "configmaps", name)
-    # It is there by the time it is seen that the rules hold.
+    # It exists by the time the rules are in effect.
     rules = [right.rule() for right in (*rights, seen)]
     accounts = f"{CORE}/namespaces/{space}/serviceaccounts"
     plane.api.create(accounts, {"metadata": {"name": name}})
@@ -238,7 +238,7 @@ def somebody(plane: Plane, space: str, rights: Iterable[Right], role_in: str = "
     )
     configmap = f"{CORE}/namespaces/{space}/configmaps/{name}"
     with plane.api_for(f"{space}/{name}") as api:
-        # Not found, which only those are told who may look.
+        # Not found: only callers with read access get this answer.
         until("the rights are in force", lambda: api.find(configmap) is None)
         yield api
     for part in ("bindings", "s"):

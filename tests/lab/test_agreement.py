@@ -1,4 +1,4 @@
-"""Two speeds, one truth: engine, compiled kernel and plain reference decide alike, every time.
+"""Engine, compiled kernel and plain reference make the same decisions.
 
 Streams mix arrivals by name and by need, releases, drains and resumes over several GPU models.
 """
@@ -31,7 +31,7 @@ from slicewise.lab.packed_tables import Models, compile_tables
 from slicewise.policies.reference import Decision, ReferenceGpu, ReferenceScheduler
 
 # The reference does not know the rules of other systems: tests/policies/test_peers.py has their
-# twins, and test_experiments.py holds their compiled form to the engine.
+# twins, and test_experiments.py compares their compiled form with the engine.
 BUILTIN = [
     name
     for name in policy_names()
@@ -47,7 +47,7 @@ def load(*names: str) -> list[Geometry]:
 def tables_of(
     name: str, geometries: tuple[Geometry, ...], wants: tuple[Request, ...]
 ) -> tuple[Models, kernel.Tables]:
-    """What never changes, made once for all the streams that have it in common."""
+    """Constant data, created once for all streams that share it."""
     chosen, models = policy(name), Models(geometries, wants)
     assert isinstance(chosen, TablePolicy)
     return models, compile_tables(models, chosen)

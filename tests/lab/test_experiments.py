@@ -150,7 +150,7 @@ class Failing(ScanPolicy):
 
 
 class Mistaken(ScanPolicy):
-    """Raises an error that is made of more than its message."""
+    """Raises an error with more arguments than its message."""
 
     name = "mistaken"
     summary = "Asks for what is not there."

@@ -36,7 +36,7 @@ def number(row: Row, figure: str) -> float:
 
 @pytest.mark.parametrize("mix", PUBLISHED)
 def test_no_policy_rejects_less(a100: Geometry, mix: str) -> None:
-    """So it is short of overload, though nothing forces it: see docs/experiments.md."""
+    """This holds below overload, but is not guaranteed: see docs/experiments.md."""
     policies = tuple(policy(name) for name in FAIR)
     experiment = Steady((parse_mix(mix, a100),), policies, 100, 1, 1, load=0.9, lifetimes=10)
     *others, limit = steady_rows(run_experiment(experiment, 1, ignore))

@@ -147,7 +147,7 @@ def test_the_last_empty_gpu_is_worth_a_move(a100: Geometry) -> None:
         ("4g.40gb", 0),
     ]
     assert run.slot(1, seven, 9), "it was kept for this one"
-    # With nowhere for the 1g but the empty GPU itself, the 4g stays where it was placed.
+    # If the 1g could only go to the empty GPU itself, the 4g stays where it was placed.
     run, cluster = last_empty(a100, 3, "1g.10gb")
     assert run.slot(0, four, 9)
     assert (run.moves, cluster.active_gpus) == (0, 3)

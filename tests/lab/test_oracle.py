@@ -1,4 +1,4 @@
-"""The limit counts right: against every way to place instances, and slot by slot."""
+"""The limit counts correctly: compared with all possible placements, and slot by slot."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ NEEDS = st.builds(Need, st.integers(0, 4), st.sampled_from([0.0, 1.5, 5.0, 15.0,
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_the_host_accepts_what_could_be_rearranged(name: str, data: st.DataObject) -> None:
-    """All or none of a job, whatever profiles its needs are given, however all is moved."""
+    """A job is placed completely or not at all, for any choice of profiles and any moves."""
     geometry = model(name)
     gpus = data.draw(st.integers(1, 2))
     truth = holdable(geometry, geometry.plain_profiles, gpus)

@@ -1,4 +1,4 @@
-"""Plans: the same requests whatever the cluster, and the sizes that trying them all would find."""
+"""Plans: the same requests for every cluster size, and the sizes that a full search finds."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_lifetimes_are_the_same_for_every_size(
 
 
 def test_half_a_slot_is_where_rounding_would_differ() -> None:
-    """Told demand / size as the load, clusters of some sizes would get longer lifetimes."""
+    """With demand / size as the load, clusters of some sizes would get longer lifetimes."""
     mix, gpus, sizes = parse_mix("2g.20gb=1", A100), 85.0625, range(50, 200)
     assert {longest_lifetime(mix, size, gpus / size) for size in sizes} == {680, 681}
     demand = Demand.of_gpus(mix, gpus)
@@ -138,7 +138,7 @@ def test_a_point_is_what_the_steady_experiment_gives() -> None:
 
 @pytest.mark.parametrize("mix", PUBLISHED)
 def test_the_demand_is_the_mean_of_occupied_slices(mix: str) -> None:
-    """Occupied slices of a cluster that rejects nothing: their mean and how far they stray."""
+    """Occupied slices of a cluster that rejects nothing: their mean and standard deviation."""
     demand = Demand.of_gpus(parse_mix(mix, A100), 85)
     assert demand.offered_gpus == pytest.approx(85, rel=0.003)
     rng = run_generator(1, 0)

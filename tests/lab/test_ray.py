@@ -1,7 +1,7 @@
-"""Sweeps on Ray: a real cluster of two nodes on this machine, and what it may refuse.
+"""Sweeps on Ray: a real cluster of two nodes on this machine, and its errors.
 
-Ray runs in processes of its own here. Its nodes listen on the loopback interface only, ask for a
-token, and keep their files in a folder of their own, so that they disturb nobody.
+Ray runs in separate processes here. Its nodes listen on the loopback interface only, require a
+token, and keep their files in a separate folder, so that they disturb no other programs.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class RayCluster:
 
 
 def still_there(pids: list[int], folder: str) -> list[int]:
-    """Those that are alive and of this cluster: a number may have been given to another since."""
+    """Processes of this cluster that are alive; a process id may have been reused since."""
 
     def command(pid: int) -> str:
         try:
@@ -130,7 +130,7 @@ def still_there(pids: list[int], folder: str) -> list[int]:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RayCluster]:
-    """Two nodes with one core each; everything that was started is ended again."""
+    """Two nodes with one core each; all processes are ended afterwards."""
     # Not pytest's folder: the path of a socket may not be long.
     folder = tempfile.mkdtemp(prefix="ray")
     environment = {
@@ -241,7 +241,7 @@ def test_jobs_of_a_lost_node_run_elsewhere(
     ) as driver:
         assert driver.stderr is not None
         try:
-            # The node has done a job and has been given others: now it goes.
+            # The node has completed a job and has others assigned: now it is removed.
             assert "working\n" in driver.stderr
             cluster.ask("kill", "killed")
             output, problem = driver.communicate("go on\n")
@@ -339,7 +339,7 @@ def test_the_error_of_a_job_is_returned(received: Steady) -> None:
 
 
 class Ref(str):
-    """Stands for what Ray hands out for a task."""
+    """A stand-in for Ray's reference to a task."""
 
 
 class SmallRay:

@@ -1,4 +1,4 @@
-"""Replays: time in order, all or nothing, and figures that a direct count gives as well."""
+"""Replays: events in order, all or nothing, and figures that agree with a direct count."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_several_instances_are_placed_together_or_not_at_all(a100: Geometry) -> 
 
 
 def test_figures_by_hand(a100: Geometry) -> None:
-    """One GPU: half taken for 10 s, all for 10 s; a 7g.80gb and a pair come in vain."""
+    """One GPU: half taken for 10 s, all for 10 s; a 7g.80gb and a pair are rejected."""
     jobs = [
         job(2, 0, 20, "4g.40gb"),
         job(3, 10, 10, "3g.40gb"),
@@ -149,7 +149,7 @@ def test_figures_by_hand(a100: Geometry) -> None:
         "peak_utilization_percent": 100,
         "active_gpus_percent": pytest.approx(100 * 30 / 40),
         "peak_active_gpus_percent": 100,
-        "fragmentation": 0,  # a half that is free spoils no window
+        "fragmentation": 0,  # a free half blocks no window
         "preplaced_rejected": 0,
         "rejected_by_reason": {**NOTHING, "capacity": 2},
         "by_tenant": {
@@ -368,7 +368,7 @@ def test_nodes_matter_to_policies_that_choose_one_first(a100: Geometry) -> None:
 
 
 class Reaching(EngineHost):
-    """Knows the highest GPU it ever used."""
+    """Records the highest GPU it ever used."""
 
     reach = 0
 
@@ -387,7 +387,7 @@ class Reaching(EngineHost):
 def test_unused_nodes_do_not_matter(
     a100: Geometry, stream: list[tuple[int, int | None, str, int]], name: str
 ) -> None:
-    """Without them and with more of them all is the same, if nothing was rejected."""
+    """Removing or adding them changes nothing, if nothing was rejected."""
     jobs = [job(line, *each) for line, each in enumerate(stream, 2)]
     ordered = sorted(jobs, key=lambda each: (each.arrival, each.line))
     timeline = lay_out(ordered, ordered[0].arrival)

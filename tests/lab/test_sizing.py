@@ -1,4 +1,4 @@
-"""The search ends at the smallest size, and its interval holds the true one as often as it says."""
+"""The search ends at the smallest size, and its interval has the stated coverage."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def search(
 
 
 def run(searching: Search, share: Callable[[int], Estimate]) -> int:
-    """Try what it wants until it wants nothing; how many sizes were tried."""
+    """Try the requested sizes until there are no more; return how many were tried."""
     while sizes := searching.next_sizes():
         assert len(set(sizes)) == len(sizes)
         assert not searching.tried.keys() & set(sizes)
@@ -124,9 +124,9 @@ def test_one_run_has_no_interval() -> None:
 class Model:
     """Runs of an invented policy with known shares, which fall by a tenth with every GPU.
 
-    Each run has a luck of its own, the same for every size and policy, as common requests do; it
-    varies as much as rejections of one in a thousand do. Whoever is rejected on some cluster is
-    rejected on every smaller one.
+    Each run has its own random factor, the same for every size and policy, as with shared requests.
+    It varies as much as rejections of one in a thousand do. A request that is rejected on some
+    cluster is rejected on every smaller one.
     """
 
     sizes = np.arange(20, 90)
@@ -183,11 +183,11 @@ def test_intervals_contain_the_true_size_in_95_percent(target: float, runs: int)
         width += high - low
         least, most = fewer(one, two, target, rng)
         saved_misses += not least <= worse - truth <= most
-    # Promised are 2.5% on each side, and 5% together; what is asked is three errors away.
+    # Nominal: 2.5% on each side, 5% together; the limits are three standard errors away.
     assert low_misses <= 0.06 * repeats
     assert high_misses <= 0.06 * repeats
     assert saved_misses <= 0.1 * repeats
-    # And they are not wide for nothing: the luck of the runs moves the size by several GPUs.
+    # The width is needed: the random factor of the runs changes the size by several GPUs.
     assert 1 <= width / repeats < 30
 
 

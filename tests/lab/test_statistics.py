@@ -1,4 +1,4 @@
-"""Ratios, intervals and paired differences, against figures worked out elsewhere."""
+"""Ratios, intervals and paired differences, against independently computed figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces are read row by row; what makes no sense is skipped with its line, or refused."""
+"""Traces are read row by row; invalid rows are skipped with their line number, or refused."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_the_smallest_profile_that_covers_a_share(a100: Geometry, share: str, pr
 
 
 def test_covering_on_every_model(geometry: Geometry) -> None:
-    """Whatever is chosen covers, nothing smaller does, and larger shares never get less."""
+    """The chosen profile suffices, no smaller one does, and larger shares never get less."""
     before = 0
     for milli in range(1, 1001):
         share = Fraction(milli, 1000)

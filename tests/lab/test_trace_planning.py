@@ -1,4 +1,4 @@
-"""Plans for recorded requests: what holds for every larger cluster tried, and nothing by luck."""
+"""Plans for recorded requests: a size counts only if every larger one meets the target."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_a_second_step_is_logged_too(times: Times) -> None:
     times.go_on(1)
     assert times.clock.steps == 2
     assert times.clock.step == pytest.approx(2 * DAY)
-    times.wall.now = 1e30  # no year of ours, and told all the same
+    times.wall.now = 1e30  # an impossible year, but reported all the same
     times.go_on(1)
     assert times.clock.steps == 3
 

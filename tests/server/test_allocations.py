@@ -158,7 +158,7 @@ def test_timeouts_in_the_queue_and_leases(busy: Harness) -> None:
     cancelled = busy.post("/v1/allocations", {"profile": "1g.10gb", "wait_seconds": 50}).json()
     assert busy.delete(f"/v1/allocations/{cancelled['id']}").json()["state"] == "cancelled"
     busy.clock.now += 11
-    busy.post("/v1/nodes/n1/uncordon")  # anything wakes the writer
+    busy.post("/v1/nodes/n1/uncordon")  # any command wakes the commit loop
     assert busy.get(f"/v1/allocations/{waiting['id']}").json()["cause"] == "waited too long"
     busy.clock.now += 100
     busy.post("/v1/nodes/n1/uncordon")
@@ -189,7 +189,7 @@ def test_filters_and_pages(busy: Harness) -> None:
     assert listed("model=H200") == []
     assert listed("", token=token) == [own]
     assert listed("tenant=default", token=token) == []
-    # Page by page, whatever ends in between.
+    # Page by page, while allocations end in between.
     seen = []
     cursor = ""
     for _ in range(10):

@@ -146,7 +146,7 @@ def test_entries_of_others_do_not_suppress_the_heartbeat(
 
 
 def test_a_slow_reader_misses_nothing(busy: Harness) -> None:
-    """It holds nothing up, costs no memory, and reads on where it was."""
+    """It delays nothing, uses no memory, and continues where it stopped."""
     busy.service.runtime.replica._keep = 1
     busy.service.runtime.replica._recent.clear()
 

@@ -86,7 +86,7 @@ CHECKS = CHECKS_BY_NAME.get_by_names(
 
 @pytest.fixture(scope="module")
 def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
-    """A service that has to put up with everything."""
+    """A service for generated requests."""
     harness = Harness(tmp_path_factory.mktemp("fuzzed"))
     harness.node(gpus=8)
     yield harness

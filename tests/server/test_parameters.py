@@ -94,7 +94,7 @@ def test_errors_name_the_parameter(query: str, field: str | None, problem: str) 
 
 
 def test_the_parameters_of_every_route_can_be_decoded() -> None:
-    """Whatever the route, a parameter it does not know is refused in the same words."""
+    """On every route, an unknown parameter is refused with the same message."""
     for kind in {route.query for route in ROUTES if route.query is not None}:
         scope = {"method": "GET", "path": "/", "headers": [], "query_string": b"other=1"}
         with pytest.raises(RefusedError, match="unknown field `other`"):

@@ -189,7 +189,7 @@ def test_a_leader_that_loses_its_lease_follows(
     assert isinstance(store, MemoryStore)
     second = harness.open("second")
     harness.node()
-    # The first does not come to renew its lease, and does not know that it is over.
+    # The first cannot renew its lease, and does not know that it has expired.
     first = harness.service.runtime._elector
 
     class Paused:
@@ -203,7 +203,7 @@ def test_a_leader_that_loses_its_lease_follows(
     store.resign(harness.service.runtime.epoch)
     harness.wait_for(lambda: second.runtime.leads)
     answer = harness.post("/v1/allocations", {"profile": "1g.10gb"}, service=harness.service)
-    assert answer.status_code == 503  # fenced by the store, whatever the first believes
+    assert answer.status_code == 503  # fenced by the store, not by its own view
     harness.wait_for(lambda: harness.service.runtime.leader is not None)
     answer = harness.post("/v1/allocations", {"profile": "1g.10gb"}, service=harness.service)
     assert answer.json()["leader"] == "http://second"
@@ -291,7 +291,7 @@ def test_the_database_fails_and_recovers(tmp_path: Path, caplog: pytest.LogCaptu
     assert harness.get(f"/v1/allocations/{made['id']}").status_code == 200
     lost = harness.get("/v1/allocations/unknown")
     assert lost.status_code == 503
-    assert "cable" not in lost.text  # what is wrong with the database is not for everybody
+    assert "cable" not in lost.text  # details of database errors are not public
     assert harness.get("/v1/audit").status_code == 503
     store.broken = False
     harness.wait_for(lambda: readiness(harness.service.runtime).ready)

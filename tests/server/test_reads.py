@@ -84,7 +84,7 @@ def walked(state: State, key: Key, **how: object) -> list[tuple[float, str]]:
 
 
 @given(seed=st.integers(0, 1 << 32), steps=st.integers(1, 120))
-@settings(max_examples=25)
+@settings(max_examples=12)
 def test_index_and_cluster_json_equal_the_state(seed: int, steps: int) -> None:
     rng = random.Random(seed)
     office = ControlPlane()

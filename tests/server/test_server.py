@@ -27,7 +27,7 @@ Visit = Callable[["Visitor"], Awaitable[None]]
 
 
 class Visitor:
-    """Someone with a socket and a token."""
+    """A client with a socket and a token."""
 
     def __init__(self, service: Service, url: str) -> None:
         self.service = service
@@ -177,7 +177,7 @@ def test_long_bodies_are_refused(tmp_path: Path) -> None:
         reader, writer = await visitor.connect()
         writer.write(head + b"content-length: 99999999\r\n\r\n")
         assert (await reader.readline()).startswith(b"HTTP/1.1 413")
-        # One that is not is refused when it has become too long; the rest of it is thrown away.
+        # An undeclared one is refused when it becomes too long; the rest is discarded.
         reader, writer = await visitor.connect()
         chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
         writer.write(head + b"transfer-encoding: chunked\r\n\r\n" + chunk * 5 + b"0\r\n\r\n")
@@ -219,7 +219,7 @@ def test_slow_requests_time_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         head = b"POST /v1/allocations HTTP/1.1\r\n" + visitor.head
         head += b"content-type: application/json\r\ncontent-length: 10\r\n\r\n"
         assert await visitor.say(head + b"{") == b""
-        # One that keeps its connection for later is not among them.
+        # An idle persistent connection is not among them.
         reader, writer = await visitor.connect()
         for _ in range(2):
             writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")

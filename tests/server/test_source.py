@@ -39,7 +39,7 @@ WHERE = "this is the farm's own: ask the farmer"
 
 
 class Farm(Collector):
-    """Metrics of the maker's own."""
+    """Additional metrics of the source."""
 
     def collect(self) -> Iterator[Metric]:
         yield GaugeMetricFamily("farm_cows", "Cows", value=7)
@@ -155,7 +155,7 @@ def test_metrics_of_the_source_are_served(maker: Maker) -> None:
     assert "farm_cows 7.0" in text
     assert "slicewise_is_leader 1.0" in text
     assert "slicewise_instances 2.0" in text
-    # What was decided while it was watched is counted where it was decided.
+    # Decisions are counted by the process that makes them.
     name = 'slicewise_instances_placed_total{model="A100-80GB",profile="1g.10gb"}'
     assert f"{name} 2.0" in text
     other = Maker(leads=False)

@@ -19,7 +19,7 @@ WHO = st.sampled_from([0, 1])
 
 
 class Neighbours(RuleBasedStateMachine):
-    """Each does what it likes; neither must ever learn of the other."""
+    """Both tenants act freely; neither may see data of the other."""
 
     @initialize()
     def move_in(self) -> None:
@@ -73,7 +73,7 @@ class Neighbours(RuleBasedStateMachine):
 
     @rule(who=WHO, data=st.data())
     def touch_the_other(self, who: int, data: st.DataObject) -> None:
-        """Every route with a name in it, with a name that is the other's."""
+        """Every route with a name in its path, with a name of the other tenant."""
         other = 1 - who
         names = [*self.ids[other], NAMES[other]]
         name = data.draw(st.sampled_from(names))
@@ -103,7 +103,7 @@ class Neighbours(RuleBasedStateMachine):
 
     @rule(who=WHO)
     def look_around(self, who: int) -> None:
-        """Every route without a name in it: nothing of the other's is anywhere."""
+        """Every route without a name in its path: no answer has data of the other tenant."""
         other = 1 - who
         for token in (self.tokens[who], self.lookers[who]):
             for route in ROUTES:

@@ -137,7 +137,7 @@ class Busy:
 
 
 def fill(store: SqlStore, rows: int = 400, seed: int = 1, snapshots: int = 3) -> Busy:
-    """Let an office work on a store: batches of all sizes, and a snapshot now and then."""
+    """Run a command handler on a store: batches of all sizes, and occasional snapshots."""
     busy = Busy(seed)
     epoch = store.lead("test", "http://127.0.0.1:1", 60)
     assert epoch is not None

@@ -156,13 +156,13 @@ def test_a_backup_during_commits_is_consistent(
     other = other_home.open()
     rows = restore(files[-1], other)
     assert other.rows(0, 100_000) == busy.office.rows[:rows]
-    # What was answered in front of the last row is there, and nothing that came later.
+    # Answers up to the last row are included, and no later ones.
     known = other.answers([key for key, _, _ in busy.answers])
     whole = {answer.key: answer.seq for answer in store.contents().answers()}
     assert {key.key for key in known} == {key for key, seq in whole.items() if seq <= rows}
 
 
-# What is refused
+# Refused files
 
 
 def test_a_restore_needs_an_empty_store(home: Destination, tmp_path: Path) -> None:

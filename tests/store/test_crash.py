@@ -16,7 +16,7 @@ from slicewise.store import verify
 
 CYCLES = 5
 
-# Writes batches for ever, and says after every commit how far it is.
+# Writes batches forever, and prints its position after every commit.
 WRITE = """
 import random
 import sys

@@ -180,7 +180,7 @@ def test_a_server_without_fsync_is_logged(
 
 
 def test_an_unreachable_server() -> None:
-    with socket.socket() as probe:  # bound and not listening: nobody answers there
+    with socket.socket() as probe:  # bound and not listening: no answer
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
         with pytest.raises(StoreError, match="cannot be reached") as caught:

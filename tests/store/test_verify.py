@@ -97,7 +97,7 @@ class Papers:
         self.kept_snapshots[0] = snapshot._replace(data=json.dumps(data))
 
     def cut(self) -> Papers:
-        """Forget the rows in front of the oldest snapshot."""
+        """Remove the rows before the oldest snapshot."""
         snapshot = self.kept_snapshots[0]
         self.kept_rows = self.kept_rows[snapshot.seq :]
         fields = (self.head.history, self.head.former, snapshot.seq, snapshot.chain)
@@ -392,7 +392,7 @@ def test_damage_is_found(papers: Papers, damage: str) -> None:
     tamper, expected = DAMAGE[damage]
     tamper(papers)
     assert not verify(papers).clean
-    papers.seal()  # also where no checksum tells
+    papers.seal()  # even if no checksum detects it
     report = verify(papers)
     assert any(part in finding for finding in report.findings for part in expected.split("|")), (
         report.findings

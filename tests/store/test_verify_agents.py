@@ -27,7 +27,7 @@ from slicewise.store.sql import SqlStore
 
 
 def fill(store: SqlStore, seed: int, steps: int = 500) -> None:
-    """A journal that agents have a part in, with a snapshot now and then."""
+    """A journal with agent entries and occasional snapshots."""
     rng = random.Random(seed)
     office = ControlPlane()
     office.now = START

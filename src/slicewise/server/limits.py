@@ -59,8 +59,8 @@ class FairTurns:
         self._queue: FairQueue[_Future] = FairQueue()
         self._started = 0.0
         """Time of the first turn in this round; 0 before it."""
-        self._taken = 0
-        """Turns taken in this round."""
+        self._resumed = 0.0
+        """Time when the requests that got the last turns went on."""
         self._cost = slice_seconds
         """Moving average of the duration of a turn."""
 
@@ -72,27 +72,35 @@ class FairTurns:
             turn: _Future = asyncio.get_running_loop().create_future()
             self._queue.append(caller, turn)
             await turn
-            return
-        self._taken += 1
 
     def _start_round(self) -> None:
         self._started = self._timer()
         asyncio.get_running_loop().call_soon(self._next_round)
 
     def _next_round(self) -> None:
-        if self._taken:
-            observed = (self._timer() - self._started) / self._taken
-            self._cost += (observed - self._cost) / 8
-        self._started, self._taken = 0.0, 0
+        self._started = 0.0
         if not self._queue:
             return
         self._start_round()
         turns = min(MAX_TURNS, max(1, int(self._slice / self._cost)))
-        while self._queue and self._taken < turns:
+        granted = 0
+        # The next iteration of the event loop runs these two, and between them the requests that
+        # get a turn here; work of others, such as a commit, is not counted.
+        call_soon = asyncio.get_running_loop().call_soon
+        call_soon(self._begin_turns)
+        while self._queue and granted < turns:
             turn = self._queue.popleft()
             if not turn.done():  # its request may have been cancelled
                 turn.set_result(None)
-                self._taken += 1
+                granted += 1
+        call_soon(self._end_turns, granted)
+
+    def _begin_turns(self) -> None:
+        self._resumed = self._timer()
+
+    def _end_turns(self, granted: int) -> None:
+        if granted:
+            self._cost += ((self._timer() - self._resumed) / granted - self._cost) / 8
 
 
 class FairLock:

@@ -69,12 +69,15 @@ class GuardedProtocol(HttpToolsProtocol):
     _unread_timer: asyncio.TimerHandle | None = None
     _unread = 0
     """Size of the write buffer when the timer was started."""
+    _writer: _Writer
+    """Writes responses."""
     _peer: str | None = None
     """The common name in a trusted client certificate."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Register the connection and start the timeout of the first request."""
         super().connection_made(transport)
+        self._writer = _Writer(transport)
         self._peer = common_name(transport.get_extra_info("peercert"))
         self._timer = self.loop.call_later(REQUEST_SECONDS, self._timed_out)
         self.open_connections.add(self, self.client[0] if self.client else "")
@@ -155,9 +158,9 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._peer is not None:
             self.scope[PEER] = self._peer  # type: ignore[literal-required]  # our own key
         ordinary = head.version == "1.1" and not head.expects
-        self.cycle = cycle = (RequestResponseCycle if ordinary else _CarefulCycle)(
+        self.cycle = cycle = (_Cycle if ordinary else _CarefulCycle)(
             scope=self.scope,
-            transport=self.transport,
+            transport=self._writer,  # type: ignore[arg-type]  # the part of a transport it uses
             flow=self.flow,
             logger=self.logger,
             access_logger=self.access_logger,
@@ -201,6 +204,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """Parse buffered data after a response."""
+        self._writer.flush()  # a response to HEAD has no body
         super().on_response_complete()
         if self._buffer and not self.transport.is_closing():
             self.data_received(b"")
@@ -292,7 +296,50 @@ class GuardedProtocol(HttpToolsProtocol):
             self._timer = None
 
 
-class _CarefulCycle(RequestResponseCycle):
+class _Writer:
+    """Writes to a transport, and can join two writes: each is a system call and a packet."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._holds_next = False
+        self._held = b""
+        self.is_closing = transport.is_closing
+
+    def hold_next(self) -> None:
+        """Hold back the next write, and join it with the one after it."""
+        self._holds_next = True
+
+    def write(self, data: bytes) -> None:
+        """Write data, after data that was held back."""
+        if self._holds_next:
+            self._holds_next, self._held = False, data
+            return
+        if self._held:
+            data, self._held = self._held + data, b""
+        self._transport.write(data)
+
+    def flush(self) -> None:
+        """Write data that was held back."""
+        if self._held:
+            self.write(b"")
+
+    def close(self) -> None:
+        """Close the transport after everything was written."""
+        self.flush()
+        self._transport.close()
+
+
+class _Cycle(RequestResponseCycle):
+    """A response. A head with a Content-Length is written together with the body."""
+
+    async def send(self, message: Any) -> None:
+        """Send a part of the response."""
+        if message["type"] == "http.response.start" and _has_length(message["headers"]):
+            self.transport.hold_next()  # type: ignore[attr-defined]  # it is a _Writer
+        await super().send(message)
+
+
+class _CarefulCycle(_Cycle):
     """The response to an HTTP/1.0 client, or to a request with Expect: 100-continue."""
 
     async def send(self, message: Any) -> None:

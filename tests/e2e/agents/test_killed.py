@@ -23,7 +23,7 @@ CHANGES = (
 )
 MOMENTS = ("before", "during", "after")
 PROFILES = ("1g.18gb", "1g.18gb", "1g.18gb", "2g.35gb", "3g.71gb")
-SAMPLE = 12
+SAMPLE = 6
 """How many calls are killed by number, unless rounds are configured."""
 
 

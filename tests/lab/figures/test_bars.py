@@ -1,4 +1,4 @@
-"""Bars are as high as the rows say, and small ones can be seen."""
+"""Bars have the height of their rows, and small ones are visible."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Lines over demand show the rows, and say what is missing."""
+"""Lines over demand show the rows, and name missing ones."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A plan as a drawing: curves end where the rows say, and every policy's need has its words."""
+"""The drawing of a plan: curves end at their rows, and each policy's need is labelled."""
 
 from __future__ import annotations
 

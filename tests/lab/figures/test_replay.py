@@ -1,4 +1,4 @@
-"""Bars end where the rows say, by reason, and every kind of request has its cell."""
+"""Bars match the rows, by reason, and every kind of request has its cell."""
 
 from typing import Any
 

@@ -365,7 +365,7 @@ def test_tables_can_be_sorted_and_reached_by_keyboard(whole: Page) -> None:
     regions = [a for _, a in whole.elements if a.get("role") == "region"]
     assert len(regions) == len(tables)
     assert all(region["tabindex"] == "0" and region["aria-label"] for region in regions)
-    # The script makes the headings buttons, and says by which one a table is sorted.
+    # The script turns headings into buttons, and marks the one by which a table is sorted.
     assert 'createElement("button")' in whole.script
     assert 'setAttribute("aria-sort"' in whole.script
 

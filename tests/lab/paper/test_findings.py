@@ -1,4 +1,4 @@
-"""Sentences follow the numbers: they come, change and go with them."""
+"""The sentences of the report follow the numbers."""
 
 from typing import Any
 
