@@ -285,11 +285,11 @@ def test_waiting_for_rows_ends_when_the_store_closes(store: Store) -> None:
 
 
 def test_a_closed_store_raises_an_error(store: Store) -> None:
-    store.check()
+    store.last_seq()
     store.close()
     store.close()
     with pytest.raises(StoreError, match="closed"):
-        store.check()
+        store.last_seq()
     assert not store.wait_for_rows(0, 1)
 
 
@@ -306,7 +306,7 @@ def test_calls_from_many_threads(store: Store) -> None:
                 assert seen == rows[: len(seen)]
                 assert store.history(before=None, limit=5, kinds=("tenant-set",)) is not None
                 assert store.renew(epoch, 3600, 0)
-                store.check()
+                store.last_seq()
         except BaseException as problem:
             problems.append(problem)
 

@@ -484,6 +484,15 @@ def test_a_reboot_frees_leaving_instances_of_a_missing_gpu() -> None:
     assert managed.node.instances == 1, "no instance outlives a restart"
 
 
+def test_a_reboot_frees_instances_that_fail_on_a_missing_gpu() -> None:
+    managed = ManagedNode()
+    one, other = (managed.create("7g.141gb") for _ in range(2))
+    managed.hello(gpus=(f"GPU-{other['gpu']}",), boot="b2", fail=True)
+    assert one["id"] not in managed.state.leaving, "no report would say that it is gone"
+    assert managed.state.leaving[other["id"]].state == "failed"
+    assert managed.node.instances == 1
+
+
 @pytest.mark.parametrize(
     "changes", [{"gpus": ("GPU-0", "GPU-1", "GPU-2")}, {"geometry": None}], ids=["gpus", "driver"]
 )

@@ -307,6 +307,36 @@ def test_a_fenced_loop_writes_nothing_and_ends(runner: Runner) -> None:
     assert not load(runner.journal, State()).allocations
 
 
+def test_an_unexpected_error_answers_its_batch_and_ends_the_loop(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: CommandHandler, steady: Seconds) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(CommandHandler, "expire", fail)
+    outcome = runner.ask(ONE)
+    assert (outcome.answer.status, _body(outcome)["detail"]) == (503, UNKNOWN_OUTCOME)
+    assert _body(runner.ask(ONE))["detail"] == STOPPING
+    assert not runner.commit_loop.alive
+
+
+def test_batches_without_entries_yield_the_event_loop(journal: FailingJournal) -> None:
+    runner = Runner(journal, max_batch=1)
+
+    async def decide() -> set[int]:
+        for _ in range(5):
+            runner.commit_loop.submit(Submission(Release("unknown", None), ME))
+        seen = set()
+        while (answered := runner.batches.qsize()) < 5:
+            seen.add(answered)
+            await asyncio.sleep(0)
+        return seen
+
+    seen = asyncio.run_coroutine_threadsafe(decide(), runner._loop).result(WAIT_SECONDS)
+    assert len(seen) >= 4, "something else runs between two batches"
+    runner.close()
+
+
 def test_an_expired_lease_is_committed_without_a_command(runner: Runner) -> None:
     runner.ask(Create("acme", Terms(Want(profile="7g.80gb"), lease=0.01)))
     runner.clock.now += 1

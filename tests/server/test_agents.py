@@ -447,6 +447,26 @@ def test_reports_of_agents_are_shown(harness: Harness, agent: Agent) -> None:
     assert "slicewise_gpu_temperature_celsius{" in text
 
 
+def test_measurements_of_removed_nodes_are_forgotten(harness: Harness, agent: Agent) -> None:
+    agent.report(gpus=[{"uuid": GPUS[0], "mig": True, "temperature": 41}])
+    assert "slicewise_gpu_temperature_celsius{" in harness.get("/metrics").text
+    assert harness.post("/v1/nodes/gpu-07/drain").status_code == 200
+    assert harness.delete("/v1/nodes/gpu-07").status_code == 200
+    harness.service.context.liveness.check_agents()
+    assert "slicewise_gpu_temperature_celsius{" not in harness.get("/metrics").text
+
+
+def test_the_total_of_releasing_allocations_is_unknown_with_a_label(
+    harness: Harness, agent: Agent
+) -> None:
+    for team in ("a", "b"):
+        made = harness.place("1g.18gb", labels={"team": team})
+        harness.delete(f"/v1/allocations/{made['id']}")
+    assert harness.get("/v1/allocations?state=releasing").json()["total"] == 2
+    page = harness.get("/v1/allocations?state=releasing&label=team:a").json()
+    assert (len(page["allocations"]), page["total"]) == (1, None)
+
+
 def test_operators_accept_adopt_and_evict(harness: Harness, agent: Agent) -> None:
     stranger = {"gpu": "GPU-0", "uuid": "MIG-x", "profile": "1g.18gb", "start": 0, "size": 1}
     agent.report(foreign=[stranger, stranger | {"uuid": "MIG-y", "start": 1}])

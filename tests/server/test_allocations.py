@@ -184,6 +184,7 @@ def test_filters_and_pages(busy: Harness) -> None:
     assert listed("tenant=nobody") == []
     assert listed("profile=2g.20gb") == [own]
     assert set(listed("label=n:1&label=all:x:y")) == {ids[1], ids[3]}
+    assert listed("label=n:0&label=n:1") == listed("label=n:1&label=n:0") == []
     assert set(listed("node=n1&model=A100-80GB&state=placed")) == {*ids, own}
     assert listed("node=n2") == []
     assert listed("model=H200") == []

@@ -78,10 +78,12 @@ async def reading(harness: Harness, token: str = "") -> AsyncIterator[Reader]:
         await task
 
 
-async def ask(harness: Harness, method: str, path: str, body: object = None) -> httpx.Response:
-    """A request of the admin while a backup is being read."""
+async def ask(
+    harness: Harness, method: str, path: str, body: object = None, token: str = ""
+) -> httpx.Response:
+    """A request of the admin, or with another token, while a backup is being read."""
     transport = httpx.ASGITransport(harness.service.app)
-    headers = {"authorization": f"Bearer {harness.admin}"}
+    headers = {"authorization": f"Bearer {token or harness.admin}"}
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         return await client.request(method, path, json=body, headers=headers)
 
@@ -168,6 +170,23 @@ def test_a_revoked_token_ends_a_backup(harness: Harness, tmp_path: Path) -> None
     with pytest.raises(SlicewiseError, match="cut short"):
         save_backup([harness.run(read())], tmp_path / "backup")
     assert not (tmp_path / "backup").exists()
+
+
+def test_a_token_revoked_before_the_first_piece_leaves_no_backup_open(harness: Harness) -> None:
+    issued = harness.post("/v1/tokens", {"role": "admin"}).json()
+    context = harness.service.context
+
+    async def read() -> None:
+        async with context.journal_lock.hold("another reader"):
+            begun = asyncio.create_task(ask(harness, "GET", PATH, token=issued["token"]))
+            while not context.backups:
+                await asyncio.sleep(0)
+            revoked = await ask(harness, "DELETE", f"/v1/tokens/{issued['id']}")
+            assert revoked.status_code == 200
+        assert (await begun).status_code == 401
+
+    harness.run(read())
+    assert context.backups == 0
 
 
 def test_a_failing_database_aborts_a_backup(

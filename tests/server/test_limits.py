@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.server.harness import Harness
@@ -38,6 +40,49 @@ def test_large_bodies_are_refused(busy: Harness) -> None:
     for length in ("-1", "x", "9" * 20):
         headers = {"content-length": length}
         assert busy.post("/v1/allocations", content=b"{}", headers=headers).status_code == 413
+
+
+def test_unread_bytes_without_a_token_are_counted_by_address(tmp_path: Path) -> None:
+    harness = Harness(tmp_path, {"unread_bytes": 1000})
+    read = asyncio.Event()
+
+    async def fetch(address: str, waits: bool = False) -> int:
+        """GET /openapi.json, which is large; return the status."""
+        statuses: list[int] = []
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+                if waits:
+                    await read.wait()
+
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "path": "/openapi.json",
+            "query_string": b"",
+            "headers": [],
+            "client": (address, 1),
+        }
+        await harness.service.app(scope, receive, send)
+        (status,) = statuses
+        return status
+
+    async def crowd() -> tuple[int, int, int]:
+        slow = asyncio.create_task(fetch("192.0.2.1", waits=True))
+        while not harness.service.context.in_flight.unread:
+            await asyncio.sleep(0)
+        others = await fetch("192.0.2.1"), await fetch("198.51.100.1")
+        read.set()
+        return await slow, *others
+
+    try:
+        assert harness.run(crowd()) == (200, 429, 200)
+    finally:
+        harness.close()
 
 
 def test_bodies_must_be_json(busy: Harness) -> None:

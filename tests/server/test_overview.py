@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.server.harness import Harness
@@ -22,6 +24,7 @@ from slicewise.journal.entries import (
     NodeTurned,
     Row,
 )
+from slicewise.policies import ranking
 from slicewise.server.auth import Caller
 from slicewise.server.capacity import Capacity
 from slicewise.server.cluster_views import gpu_views
@@ -151,6 +154,24 @@ def test_a_dry_run_predicts_the_placement(busy: Harness) -> None:
         spot["gpu"],
         spot["start"],
     )
+
+
+def test_dry_runs_of_equivalent_needs_are_ranked_once(
+    busy: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranking all states for a new kind of request is slow, and tenants choose the numbers."""
+    ranked: list[object] = []
+
+    def build(*arguments: Any) -> ranking.Row:
+        ranked.append(arguments[-1])
+        return original(*arguments)
+
+    original = ranking.build_row
+    monkeypatch.setattr(ranking, "build_row", build)
+    for tenth in range(10):
+        body = {"need": {"compute": 2, "memory_gb": 15 + tenth / 10}}
+        assert busy.post("/v1/allocations/dry-run", body).json()["outcome"] == "placed"
+    assert len(set(ranked)) <= 1
 
 
 def test_a_dry_run_of_several_and_of_too_many(busy: Harness) -> None:

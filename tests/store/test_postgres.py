@@ -108,7 +108,7 @@ def test_a_restart_of_the_server(own_server: PostgresServer) -> None:
     with pytest.raises(StoreError, match="cannot be reached"):
         store.rows(0, 10)
     with pytest.raises(StoreError, match="cannot be reached"):
-        store.check()
+        store.last_seq()
     own_server.start()
     assert until_it_works(lambda: store.rows(0, 10_000)) == busy.office.rows
     assert verify(store).findings == []
@@ -227,8 +227,8 @@ def test_connections_are_not_leaked(url: str, tmp_path: Path) -> None:
         store.wait_for_rows(0, 0)
         cut_connections(url)
         with pytest.raises(StoreError):
-            store.check()
-        store.check()
+            store.last_seq()
+        store.last_seq()
         store.close()
     assert len(list(descriptors.iterdir())) == before
 
@@ -240,7 +240,7 @@ def test_a_store_can_be_closed_while_it_is_used(url: str) -> None:
     def use() -> None:
         try:
             while True:
-                store.check()
+                store.last_seq()
         except StoreError as error:
             problems.append(str(error))
 

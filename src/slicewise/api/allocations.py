@@ -94,7 +94,7 @@ class PartView(Part, frozen=True, forbid_unknown_fields=False):
 
 
 class AllocationView(View, frozen=True, omit_defaults=True):
-    """An allocation; if it has one instance, the placement is repeated at the top level.
+    """An allocation; the placement of its first instance is repeated at the top level.
 
     Fields that only an agent can report are left out on nodes without one.
     """

@@ -127,14 +127,13 @@ class Agents:
             return
         present = set(_uuids(body))
         for identity, index in list(self._state.on_node(node)):
-            record = self._state.record(identity)
-            part = record.parts[index]
-            if record.ended is not None:
-                if part.gpu_uuid not in present:
-                    # The reboot destroyed it, and no report will mention its missing GPU.
-                    self._vacate(identity, index, f"GPU {part.gpu} is missing")
-            elif command.fail_after_reboot:
+            record = self._state.allocations.get(identity)
+            if record is not None and command.fail_after_reboot:
                 self._allocations.end(record, Cause.FAILED, f"node {node.name} was restarted")
+            leaving = self._state.leaving.get(identity)
+            if leaving is not None and leaving.parts[index].gpu_uuid not in present:
+                # The reboot destroyed it, and no report will mention its missing GPU.
+                self._vacate(identity, index, f"GPU {leaving.parts[index].gpu} is missing")
 
     # Hardware
 

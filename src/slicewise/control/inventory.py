@@ -77,8 +77,9 @@ class Inventory:
             return self.set_phase(command.node, NodePhase.DRAINED)
         answer = self.set_phase(command.node, NodePhase.DRAINING)
         if command.evict:
-            for allocation in list(self._state.allocations.values()):
-                if any(part.node == node.name for part in allocation.parts):
+            for identity in sorted({identity for identity, _ in self._state.on_node(node)}):
+                allocation = self._state.allocations.get(identity)
+                if allocation is not None:  # otherwise it is already leaving
                     self._allocations.end(allocation, Cause.EVICTED)
             answer = json_answer(200, node_view(self._state, node))
         return answer

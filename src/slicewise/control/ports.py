@@ -159,9 +159,6 @@ class Store(Journal, Protocol):
     def backup(self) -> Iterator[bytes]:
         """Yield a backup in pieces. Each step may block; commits continue between the steps."""
 
-    def check(self) -> None:
-        """Raise StoreError unless the database answers."""
-
     def close(self) -> None:
         """Close the database, and end waits for rows."""
 

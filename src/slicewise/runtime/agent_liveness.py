@@ -100,10 +100,13 @@ class AgentLiveness:
                 event.set()
 
     def check_agents(self) -> None:
-        """Submit a command for each agent that was lost or has come back."""
+        """Submit a command for each agent that was lost or has come back; forget removed nodes."""
         runtime = self._runtime
         if runtime.stopping or not runtime.leads:
             return
+        for known in (self._last, self._gpus, self._memory):
+            for name in known.keys() - runtime.state.nodes.keys():
+                del known[name]
         for node in runtime.state.nodes.values():
             if node.agent is None:
                 continue
@@ -143,7 +146,9 @@ class AgentLiveness:
         return self._memory.get(node, {}).get((allocation, index))
 
     def temperatures(self) -> Iterator[tuple[str, str, float]]:
-        """Node, GPU and temperature of every GPU that reported one."""
+        """Node, GPU and temperature of every GPU that reported one to this leader."""
+        if not self._runtime.leads:
+            return
         for node, gpus in self._gpus.items():
             for uuid, figures in gpus.items():
                 if figures.temperature is not None:

@@ -225,7 +225,7 @@ class CommitLoop:
             except FencedError:
                 self._refuse(submissions, NOT_LEADING)
                 raise
-            except StoreError:
+            except Exception:
                 self._refuse(submissions, UNKNOWN_OUTCOME)
                 raise
             # 5. Deliver: the runtime applies the rows to the replica and answers the requests.
@@ -329,6 +329,8 @@ class CommitLoop:
             answers = [(key, kept, now) for key, kept in fresh.items()]
             await self._in_store_thread(self._journal.append, self._epoch, batch.rows, answers)
             self._failures = 0
+        else:
+            await asyncio.sleep(0)  # between batches, the event loop serves others
         batch.commit_seconds = self._timer() - begun
 
     async def _save_snapshot(self, state: State) -> None:

@@ -58,9 +58,11 @@ class Replica:
 
     def _concerned(self, rows: Sequence[Row]) -> set[TenantRef | None] | None:
         """The keys of the listeners that rows concern; None for all listeners."""
+        if not self._listeners:
+            return set()
         if any(isinstance(row.entry, _ACCESS_CHANGES) for row in rows):
             return None
-        return {None, *(concerns(row.entry)[0] for row in rows)} if self._listeners else set()
+        return {None, *(concerns(row.entry)[0] for row in rows)}
 
     def since(self, seq: int, limit: int) -> list[Row] | None:
         """At most ``limit`` rows after ``seq``; None if they are no longer in memory."""

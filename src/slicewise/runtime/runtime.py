@@ -239,9 +239,9 @@ class Runtime:
     def _deliver(self, batch: Batch) -> None:
         """Apply a durable batch to the replica and answer its submissions."""
         self._apply(batch.rows)
-        self.on_batch(batch)
         for outcome in batch.outcomes:
             _resolve(outcome)
+        self.on_batch(batch)
 
     def _apply_followed(self, rows: Sequence[Row]) -> None:
         self._apply(rows)

@@ -192,9 +192,10 @@ class App:
         No byte of the body is read before the checks have passed.
         """
         route = request.route = self._find(request)
-        if route.roles is None:
-            return await route.handler(self.context, request)
         context, runtime = self.context, self._runtime
+        if route.roles is None:
+            request.share = ("address", block_of(request.address))
+            return self._check_size(request, route, await route.handler(context, request))
         if not runtime.loaded:
             raise RefusedError(503, "the journal is still being read", retry_after=1)
         caller = None
@@ -222,10 +223,18 @@ class App:
         if not route.writes:
             # The token may have been revoked while the body arrived. The command handler has
             # checked it again for routes that write.
-            context.check(caller)
+            try:
+                context.check(caller)
+            except RefusedError:
+                answer.discard()
+                raise
+        return self._check_size(request, route, answer)
+
+    def _check_size(self, request: Request, route: Route, answer: Reply) -> Reply:
+        """Refuse a large response to a caller that has not read earlier ones."""
         if answer.size > LARGE:
             self._last_sizes[route.name] = answer.size
-            context.in_flight.check_unread(share, answer.size)
+            self.context.in_flight.check_unread(request.share, answer.size)
         return answer
 
     def _find(self, request: Request) -> Route:

@@ -90,7 +90,7 @@ class Request:
         """The client's network address."""
         self.route: Route | None = None
         self.share: Hashable = None
-        """Key of the caller's turns and limits: its tenant, or its token."""
+        """Key of the caller's turns and limits: its tenant, its token, or its address."""
         self.in_flight = False
         """Whether it counts among the caller's requests in flight."""
         self.receive = receive
@@ -295,6 +295,9 @@ class Reply:
         """The length of the body."""
         return len(self.body) + sum(map(len, self.more)) if self.more else len(self.body)
 
+    def discard(self) -> None:
+        """Release what the response holds, because it is not sent."""
+
     async def send(
         self, send: Send, request_id: str, head: bool = False, pace: Pace = unpaced
     ) -> None:
@@ -347,6 +350,10 @@ class Stream(Reply):
     """Called when the client disconnects, to end a wait of the generator."""
     ended: Callable[[], None] = lambda: None
     """Called when the stream is closed."""
+
+    def discard(self) -> None:
+        """Release what the response holds, because it is not sent."""
+        self.ended()
 
     async def send(
         self, send: Send, request_id: str, head: bool = False, pace: Pace = unpaced

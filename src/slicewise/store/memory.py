@@ -163,9 +163,6 @@ class MemoryStore(MemoryJournal):
         """Refuse: an in-memory store has nothing to back up."""
         raise RefusedError(409, "this service keeps its state in memory only: nothing to back up")
 
-    def check(self) -> None:
-        """Do nothing: memory is always available."""
-
     def close(self) -> None:
         """Release waiting readers."""
         with self._changed:

@@ -366,11 +366,6 @@ class SqlStore(ABC):
             ).one_or_none()
         return None if found is None else Leader(*found)
 
-    def check(self) -> None:
-        """Raise unless the database answers."""
-        with self.session() as connection:
-            connection.execute(select(1))
-
     def damage(self) -> list[str]:
         """The problems that the database itself finds in its files, if it can check them."""
         return []

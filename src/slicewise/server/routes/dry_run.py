@@ -47,9 +47,10 @@ async def dry_run(context: AppContext, request: Request) -> Reply:
     terms = terms_of(context, body)
     asked = request_of(terms.want)
     refuse_unknown(asked, context.state.geometries.values())
-    choices = tuple(_choice_of(context, asked, other) for other in query.policy)
-    explained = context.explainer.explain(asked, query.alternatives)
-    outcome = _outcome(context, tenant, terms, asked)
+    kind = context.state.canonical(asked)  # as the command handler does
+    choices = tuple(_choice_of(context, kind, other) for other in query.policy)
+    explained = context.explainer.explain(kind, query.alternatives)
+    outcome = _outcome(context, tenant, terms, kind)
     state = context.state
     placed = not isinstance(outcome, Rejection)
     waits = not placed and terms.wait > 0

@@ -58,9 +58,9 @@ class _Filter:
     def __init__(self, query: ListQuery, tenant: str | None) -> None:
         self._query = query
         self._tenant = tenant
-        self._labels = dict(_label(text) for text in query.label)
+        self._labels = [_label(text) for text in query.label]
         self.by_keys = query.profile is query.node is query.model is None and (
-            query.state != "releasing" or tenant is None
+            query.state != "releasing" or (tenant is None and not query.label)
         )
         """Whether the keys of the index cover all filters."""
 
@@ -76,7 +76,7 @@ class _Filter:
             )
             and (query.node is None or any(part.node == query.node for part in parts))
             and (query.model is None or any(part.model == query.model for part in parts))
-            and all(record.labels.get(key) == value for key, value in self._labels.items())
+            and all(record.labels.get(key) == value for key, value in self._labels)
         )
 
 
