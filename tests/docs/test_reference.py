@@ -62,11 +62,11 @@ def test_every_policy_is_documented(root: Path) -> None:
     assert not missing, "missing in the table of docs/policies.md"
 
 
-def test_every_room_is_in_the_architecture(root: Path) -> None:
+def test_every_package_is_in_the_architecture(root: Path) -> None:
     package = root / "src" / "slicewise"
-    rooms = {path.parent.name for path in package.glob("*/__init__.py")}
+    packages = {path.parent.name for path in package.glob("*/__init__.py")}
     listed = set(re.findall(r"^\| `(\w+)` +\|", text_of(root, "ARCHITECTURE.md"), re.MULTILINE))
-    assert rooms == listed, "the table of rooms in ARCHITECTURE.md is out of date"
+    assert packages == listed, "the table of packages in ARCHITECTURE.md is out of date"
 
 
 def test_files_named_in_the_architecture_exist(root: Path) -> None:

@@ -345,7 +345,7 @@ def test_an_expired_lease_is_committed_without_a_command(runner: Runner) -> None
     assert not batch.outcomes
 
 
-def test_a_stop_commits_what_is_queued_and_keeps_an_snapshot(runner: Runner) -> None:
+def test_a_stop_commits_what_is_queued_and_keeps_a_snapshot(runner: Runner) -> None:
     runner.journal.hold.clear()
     for _ in range(5):
         runner.submit(Submission(ONE, ME))
@@ -361,7 +361,7 @@ def test_a_stop_commits_what_is_queued_and_keeps_an_snapshot(runner: Runner) -> 
     assert _body(runner.ask(ONE))["detail"] == STOPPING
 
 
-def test_a_failure_to_keep_an_snapshot_does_not_stop_the_loop(
+def test_a_failure_to_keep_a_snapshot_does_not_stop_the_loop(
     journal: FailingJournal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(snapshot: Snapshot) -> None:
@@ -408,7 +408,7 @@ def test_snapshots_are_kept_as_the_journal_grows_and_read_at_a_start(
     assert successor.commit_loop.waiting == 0
 
 
-def test_a_start_that_reads_many_rows_keeps_an_snapshot_early(journal: FailingJournal) -> None:
+def test_a_start_that_reads_many_rows_keeps_a_snapshot_early(journal: FailingJournal) -> None:
     runner = Runner(journal, rows_between_snapshots=1000)
     runner.ask(SetTenant("acme", QuotaRecord(), True))
     runner.ask(AddNode("n0", A100, 1))

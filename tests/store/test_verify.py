@@ -157,7 +157,7 @@ def test_many_intact_stores_are_clean(tmp_path: Path, seed: int) -> None:
     store.close()
 
 
-def test_a_journal_that_begins_at_an_snapshot_is_clean(papers: Papers) -> None:
+def test_a_journal_that_begins_at_a_snapshot_is_clean(papers: Papers) -> None:
     papers.cut()
     assert verify(papers).findings == []
 

@@ -104,7 +104,7 @@ def test_journals_with_agents_are_clean(tmp_path: Path, seed: int) -> None:
     store.close()
 
 
-def test_a_journal_that_begins_at_an_snapshot_is_clean(tmp_path: Path) -> None:
+def test_a_journal_that_begins_at_a_snapshot_is_clean(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     fill(store, seed=5)
     papers = Papers(store)
