@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from tests.kubernetes.objects import claim
 from tests.kubernetes.test_cycle import Scene, device
 
@@ -14,6 +15,7 @@ from slicewise.kubernetes.api import ResourceClaim
 from slicewise.kubernetes.api_client import ApiError
 from slicewise.kubernetes.claim_client import Decision, NotLeadingError, NotWrittenError
 from slicewise.kubernetes.claim_states import ClaimState
+from slicewise.kubernetes.conflicts import When
 
 
 class Draft:
@@ -115,6 +117,21 @@ def test_giving_way_is_not_repeated_without_a_change() -> None:
     desk.know(claim("b", seats=[SEAT], reserved=["p"], tentative=True, version=2))
     desk.writer.resolve_conflicts()
     assert [one.metadata.name for one, _ in desk.claim_client.judged] == ["b", "a", "b"]
+
+
+@pytest.mark.parametrize(("when", "revoked"), [("never", 0), ("auto", 1)])
+def test_a_rival_during_the_write_matters_only_if_pods_are_held_back(
+    when: When, revoked: int
+) -> None:
+    desk = Desk("n1")
+    desk.scene.conflicts.when = when
+    written = desk.know(claim("a", seats=[SEAT]))
+    record = desk.scene.conflicts.records[written.metadata.uid]
+    desk.scene.conflicts.records.move(record, ClaimState.WRITTEN)
+    stock = {"name": "r", "exactly": {"deviceClassName": "mig.nvidia.com"}}
+    desk.scene.conflicts.update(claim("rival", stock), True, 0.0)
+    desk.writer.seen(written)
+    assert len(desk.claim_client.undone) == revoked
 
 
 def test_a_pod_backs_off_when_the_api_refuses_its_allocation() -> None:

@@ -100,6 +100,16 @@ def test_parameters_of_the_claim_replace_those_of_the_class() -> None:
         (claim("c", request(adminAccess=True)), "adminAccess"),
         (claim("c", request(capacity={"requests": {}})), "capacity"),
         (claim("c", request(count=33), config=[wants(profile="1g.10gb")]), "33 devices"),
+        (claim("c", request(count=2**62), config=[wants(profile="1g.10gb")]), "more than the 32"),
+        (
+            claim(
+                "c",
+                request("a", count=17),
+                request("b", count=17),
+                config=[wants(profile="1g.10gb")],
+            ),
+            "34 devices",
+        ),
     ],
 )
 def test_invalid_parameters_are_refused_by_name(made: Any, words: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from tests.kubernetes.objects import claim, device_class
 
 from slicewise.kubernetes.api import DeviceClass
@@ -96,5 +97,15 @@ def test_which_claims_may_get_our_devices() -> None:
     assert not may_want(claim("c", STOCK), classes, {"nic.example.com"})
     assert may_want(claim("c", {"name": "r", "exactly": {"deviceClassName": "any"}}), classes, ours)
     assert may_want(claim("c", {"name": "r", "firstAvailable": [{}]}), classes, ours)
+    for expression in (
+        'device.driver == "nic.example.com" || device.driver == x',
+        '!(device.driver == "nic.example.com")',
+        'x ? device.driver == "nic.example.com" : true',
+    ):
+        spec = {"selectors": [{"cel": {"expression": expression}}]}
+        body = {"metadata": {"name": "unclear"}, "spec": spec}
+        unclear = {"unclear": msgspec.convert(body, DeviceClass)}
+        made = claim("c", {"name": "r", "exactly": {"deviceClassName": "unclear"}})
+        assert may_want(made, unclear, ours), expression
     unknown = {"name": "r", "exactly": {"deviceClassName": "unheard-of"}}
     assert not may_want(claim("c", unknown), classes, ours)

@@ -323,6 +323,17 @@ def test_a_deleted_pod_does_not_block_the_queue() -> None:
     assert len(scene.cache.state.waiting) == 0
 
 
+def test_pods_behind_a_deleted_pod_are_tried() -> None:
+    scene = Scene("n1", discipline=Discipline(backfill=0))
+    scene.ask("a", "1g.10gb")
+    scene.decide()
+    scene.ask("large", "7g.80gb")
+    scene.ask("small", "1g.10gb")
+    assert names(scene.decide()) == []
+    scene.end("large")  # it had no devices, so nothing is freed
+    assert names(scene.decide()) == ["small"]
+
+
 def test_a_deleted_pod_leaves_no_backoff() -> None:
     scene = Scene("n1")
     scene.ask("a", "1g.10gb")

@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 import msgspec
+import pytest
 
 from slicewise.kubernetes.api import Lease
 from slicewise.kubernetes.api_client import ApiUnreachableError, ConflictError, NotFoundError
@@ -53,6 +54,17 @@ def replica(api: OneLease, name: str, clock: Clock) -> tuple[LeaderElector, list
     turns: list[bool] = []
     made = LeaderElector(api, "ns", "lease", name, turns.append, 10.0, clock)  # type: ignore[arg-type]
     return made, turns
+
+
+@pytest.mark.parametrize("seconds", [1.0, 1.2, 1.49, 2.4, 3.4, 4.45, 15.0])
+def test_the_lease_expires_for_its_holder_first(seconds: float) -> None:
+    api, clock = OneLease(), Clock()
+    holder = LeaderElector(api, "ns", "lease", "a", [].append, seconds, clock)  # type: ignore[arg-type]
+    holder.beat()
+    assert holder.valid()
+    assert api.body is not None
+    clock.now += api.body["spec"]["leaseDurationSeconds"]
+    assert not holder.valid()
 
 
 def test_a_candidate_takes_over_when_the_lease_expires() -> None:

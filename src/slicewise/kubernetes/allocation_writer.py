@@ -165,8 +165,9 @@ class AllocationWriter:
         record = self._records[uid]
         if record.state is ClaimState.WRITTEN:
             self._records.move(record, ClaimState.ALLOCATED)
-            if self._conflicts.rivals and not claim.status.reserved_for:
-                # Unexpected rivals appeared during the write: allocate again, tentatively.
+            unexpected = self._conflicts.rivals and self._conflicts.expected(self._cycle.clock())
+            if unexpected and not claim.status.reserved_for:
+                # Rivals appeared during the write: allocate again, tentatively.
                 self.revoke(claim)
 
     # Revoking

@@ -107,6 +107,10 @@ def _read_request(
         raise ClaimParametersError(
             f"{where}: capacity is not supported; say memoryGB in the parameters"
         )
+    if exactly.count > MOST_DEVICES:  # before a list of that length is made
+        raise ClaimParametersError(
+            f"{where}: {exactly.count} devices are more than the {MOST_DEVICES} of a claim"
+        )
     device_class = classes.get(exactly.device_class_name)
     parameters: dict[str, Any] = {}
     for source, configurations in (

@@ -29,6 +29,8 @@ LONGEST = 60.0
 When = Literal["auto", "always", "never"]
 
 _DRIVER = re.compile(r"""device\.driver\s*==\s*["']([^"']+)["']""")
+_UNCLEAR = re.compile(r"\|\||!|\?")
+"""Operators with which an expression may select devices of other drivers than those it names."""
 
 
 @dataclass(slots=True)
@@ -131,7 +133,7 @@ def may_want(claim: ResourceClaim, classes: Mapping[str, DeviceClass], drivers: 
         named = [
             name
             for selector in device_class.spec.selectors
-            if selector.cel is not None
+            if selector.cel is not None and not _UNCLEAR.search(selector.cel.expression)
             for name in _DRIVER.findall(selector.cel.expression)
         ]
         if not named or not drivers.isdisjoint(named):

@@ -211,6 +211,7 @@ class Cycle:
             del self._waiting[number]
             if number in self._queue:
                 self._queue.withdraw(number)
+                self._queue_changed = True  # it may have held back those behind it
         self._view.hide(key)
         self._unfit.pop(key, None)
         self._messages.pop(key, None)

@@ -7,6 +7,7 @@ methods run in the controller's thread.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -355,12 +356,15 @@ class EventHandlers:
                 self._cycle.requeue(user)
 
 
+_NUMBER = re.compile("[0-9]{1,9}")
+
+
 def quota_of(namespace: Namespace) -> QuotaRecord:
     """The quota in the annotations of a namespace; values that are not numbers are ignored."""
     limits: dict[str, int] = {}
     for annotation, name in QUOTA.items():
         text = namespace.metadata.annotations.get(annotation, "")
-        if text.isdecimal():
+        if _NUMBER.fullmatch(text):
             limits[name] = int(text)
     return QuotaRecord(**limits)
 

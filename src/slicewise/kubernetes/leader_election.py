@@ -7,6 +7,7 @@ differ, as long as they run at about the same speed.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -151,7 +152,7 @@ class LeaderElector:
             | ({} if old is None else {"resourceVersion": old.metadata.resource_version}),
             "spec": {
                 "holderIdentity": self.identity if holder is None else holder,
-                "leaseDurationSeconds": max(1, round(self._seconds)),
+                "leaseDurationSeconds": math.ceil(self._seconds),
                 "acquireTime": acquired,
                 "renewTime": now,
                 "leaseTransitions": transitions,
