@@ -7,7 +7,7 @@ time at a hundred GPUs, and to the paper's scan of all GPUs.
 from __future__ import annotations
 
 from slicewise import TablePolicy, load_geometry, policy
-from slicewise.lab.bench import Plan, benchmark
+from slicewise.lab.bench import SlotCounts, benchmark
 from slicewise.lab.mix import parse_mix
 
 SIZES = (100, 1_000, 10_000, 100_000, 1_000_000)
@@ -18,7 +18,7 @@ def main() -> None:
     mfi = policy("mfi")
     assert isinstance(mfi, TablePolicy)
     mix = parse_mix("uniform", load_geometry("A100-80GB"))
-    decisions, memory = benchmark(mix, [mfi], SIZES, 0.85, Plan(), lambda units: None)
+    decisions, memory = benchmark(mix, [mfi], SIZES, 0.85, SlotCounts(), lambda units: None)
     time = {(row["path"], row["gpus"]): float(str(row["ns_per_decision"])) for row in decisions}
     print("mfi, 85% sustained load, a decision and a release")
     for path in ("engine", "compiled"):

@@ -12,12 +12,14 @@ import time
 from collections import defaultdict
 
 from slicewise import Request, load_geometry, policy
-from slicewise.cli.reproduce import GPUS, SCHEMES
 from slicewise.lab.experiment import Published
 from slicewise.lab.mix import PUBLISHED, parse_mix
+from slicewise.lab.paper.readings import READINGS, ReadingName
 from slicewise.lab.runner import run_experiment
 from slicewise.lab.workload import fill_up, run_generator
 from slicewise.policies.reference import Decision, ReferenceGpu, ReferenceScheduler
+
+TEXT = READINGS[ReadingName.TEXT]
 
 
 def ignore(units: int) -> None:
@@ -28,8 +30,8 @@ def whole(runs: int, workers: int | None, on_engine: bool = False) -> float:
     """Return the mean seconds per run of one combination."""
     geometry = load_geometry("A100-80GB")
     mixes = tuple(parse_mix(name, geometry) for name in PUBLISHED)
-    policies = tuple(policy(name) for name in SCHEMES)
-    experiment = Published(mixes, policies, GPUS, runs, 1, on_engine)
+    policies = tuple(policy(name) for name in TEXT.schemes)
+    experiment = Published(mixes, policies, TEXT.gpus, runs, 1, on_engine)
     begin = time.perf_counter()
     run_experiment(experiment, workers, ignore)
     return (time.perf_counter() - begin) / (runs * len(mixes) * len(policies))
@@ -39,12 +41,12 @@ def by_reference() -> float:
     """Return the seconds the plain reference takes for one run of MFI on one mix."""
     geometry = load_geometry("A100-80GB")
     mix = parse_mix("uniform", geometry)
-    experiment = Published((mix,), (policy("mfi"),), GPUS, 1, 1)
-    arrivals, _ = fill_up(run_generator(1, 0), mix, GPUS, experiment.lifetime)
-    scheduler = ReferenceScheduler([ReferenceGpu(geometry) for _ in range(GPUS)], "mfi")
+    experiment = Published((mix,), (policy("mfi"),), TEXT.gpus, 1, 1)
+    arrivals, _ = fill_up(run_generator(1, 0), mix, TEXT.gpus, experiment.lifetime)
+    scheduler = ReferenceScheduler([ReferenceGpu(geometry) for _ in range(TEXT.gpus)], "mfi")
     leaving: defaultdict[int, list[Decision]] = defaultdict(list)
     begin = time.perf_counter()
-    for slot, (kind, lifetime) in enumerate(zip(*arrivals, strict=True)):
+    for slot, (kind, lifetime) in enumerate(zip(arrivals.kinds, arrivals.lifetimes, strict=True)):
         for decision in leaving.pop(slot, ()):
             scheduler.release(decision)
         outcome = scheduler.submit(Request(mix.profiles[kind].name))
@@ -57,7 +59,7 @@ def main() -> None:
     """Measure and print the ratios."""
     runs = int(sys.argv[1]) if len(sys.argv) > 1 else 500
     whole(1, 1)  # compile, or load the compiled code
-    combinations = len(PUBLISHED) * len(SCHEMES)
+    combinations = len(PUBLISHED) * len(TEXT.schemes)
     together = whole(runs, None)
     alone = whole(runs, 1)
     engine = whole(2, 1, on_engine=True)

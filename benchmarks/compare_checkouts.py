@@ -100,7 +100,8 @@ def main() -> None:
             print(
                 f"{clients:7} {statistics.median(rates[here]):6.0f} "
                 f"{statistics.median(rates[other]):6.0f}   ratio {statistics.median(ratios):.2f} "
-                f"({', '.join(f'{ratio:.2f}' for ratio in sorted(ratios))})   processor time "
+                f"({', '.join(f'{ratio:.2f}' for ratio in sorted(ratios))}), "
+                f"of the best {max(rates[here]) / max(rates[other]):.2f}   processor time "
                 f"{statistics.median(used[here]):.0f} us, {statistics.median(used[other]):.0f} us",
                 flush=True,
             )

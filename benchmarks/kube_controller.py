@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from slicewise.kubernetes.api_client import ApiClient
-from slicewise.kubernetes.controller import Controller, Options
+from slicewise.kubernetes.controller import Controller, ControllerOptions
 
 
 def report(controller: Controller, began: float) -> dict[str, Any]:
@@ -55,7 +55,9 @@ def main() -> None:
     began = time.monotonic()
     controller = Controller(
         ApiClient.open(options.kubeconfig),
-        Options(namespace="default", identity="benchmark", lease_seconds=15.0, hold_back="never"),
+        ControllerOptions(
+            namespace="default", identity="benchmark", lease_seconds=15.0, hold_back="never"
+        ),
     )
 
     def write(*_: object) -> None:

@@ -16,7 +16,7 @@ from slicewise.api.allocations import AllocationBody
 from slicewise.control.actors import internal
 from slicewise.control.answers import Answer, json_answer
 from slicewise.control.commands import Command, Create, Release
-from slicewise.control.ports import Key
+from slicewise.control.ports import IdempotencyKey
 from slicewise.control.views import allocation_view
 from slicewise.journal.entries import Cause
 from slicewise.runtime.commit_loop import Outcome, Submission
@@ -24,7 +24,7 @@ from slicewise.runtime.runtime import Runtime
 from slicewise.server.app import Route
 from slicewise.server.auth import USERS
 from slicewise.server.context import AppContext
-from slicewise.server.requests import Reply, Request, reply
+from slicewise.server.requests import HttpRequest, Reply, reply
 from slicewise.server.routes import allocations
 
 NOTHING = Answer(200, b'{"id":"a00000000000000000000","nothing":"%s"}' % (b"." * 500))
@@ -50,7 +50,7 @@ class _NoOpRuntime:
         self,
         command: Command,
         actor: str,
-        key: Key | None = None,
+        key: IdempotencyKey | None = None,
         digest: str = "",
         share: object = None,
     ) -> Outcome:
@@ -72,17 +72,17 @@ def _no_op_context(context: AppContext) -> AppContext:
     return found
 
 
-def no_op_create(context: AppContext, request: Request) -> Awaitable[Reply]:
+def no_op_create(context: AppContext, request: HttpRequest) -> Awaitable[Reply]:
     """Create an allocation without deciding and storing."""
     return allocations.create(_no_op_context(context), request)
 
 
-def no_op_release(context: AppContext, request: Request) -> Awaitable[Reply]:
+def no_op_release(context: AppContext, request: HttpRequest) -> Awaitable[Reply]:
     """Release an allocation without deciding and storing."""
     return allocations.release(_no_op_context(context), request)
 
 
-async def bare(context: AppContext, request: Request) -> Reply:
+async def bare(context: AppContext, request: HttpRequest) -> Reply:
     """Decode a body and return a constant answer."""
     if request.method == "POST":
         body = request.decode(await request.raw_body(), AllocationBody)

@@ -17,9 +17,8 @@ from slicewise.control.answers import Answer
 from slicewise.control.commands import AddNode, Create, Release, SetTenant, Terms
 from slicewise.control.geometries import record_of
 from slicewise.control.handler import CommandHandler
-from slicewise.control.ports import Kept, Key
+from slicewise.control.ports import IdempotencyKey, Kept
 from slicewise.control.state import State
-from slicewise.engine.queue import Discipline
 from slicewise.journal.entries import QuotaRecord, Want
 from slicewise.runtime.commit_loop import Batch, CommitLoop, Submission
 from slicewise.store import open_store
@@ -49,7 +48,7 @@ async def _measure(
     answers = _Answers(clients, max_batch)
     writer = kind(
         store,
-        lambda: State("default", Discipline()),
+        lambda: State("default"),
         epoch,
         time.time,
         lambda state: CommandHandler(state, answers.new_id),
@@ -114,7 +113,7 @@ class _Answers:
             return
         number = next(self._keys)
         terms = Terms(Want(PROFILES[number % len(PROFILES)]))
-        key = Key("acme", f"{self._run}-{number}")
+        key = IdempotencyKey("acme", f"{self._run}-{number}")
         self.writer.submit(Submission(Create("acme", terms), internal("bench"), key, "digest"))
 
 
@@ -123,7 +122,7 @@ class ProfiledWriter(CommitLoop):
 
     profile = cProfile.Profile()
 
-    def _decide(self, *args: Any) -> tuple[Batch, dict[Key, Kept]]:
+    def _decide(self, *args: Any) -> tuple[Batch, dict[IdempotencyKey, Kept]]:
         return self.profile.runcall(super()._decide, *args)
 
     async def _in_store_thread(self, function: Callable[..., T], *args: object) -> T:

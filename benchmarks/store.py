@@ -19,7 +19,7 @@ from pathlib import Path
 from secrets import token_hex
 
 from slicewise.control.answers import Answer
-from slicewise.control.ports import Kept, Key
+from slicewise.control.ports import IdempotencyKey, Kept
 from slicewise.journal.entries import (
     Allocated,
     AllocationRecord,
@@ -47,7 +47,9 @@ BODY = b"x" * 900
 PART = Part("node-17", 3, "A100-80GB", "3g.40gb", 4, 4, 3, 40)
 
 
-def batches(size: int, count: int) -> Iterator[tuple[list[Row], list[tuple[Key, Kept, float]]]]:
+def batches(
+    size: int, count: int
+) -> Iterator[tuple[list[Row], list[tuple[IdempotencyKey, Kept, float]]]]:
     """Yield batches of allocations that are created, each with an answer, and end at once."""
     seq = 0
     for _ in range(count):
@@ -66,7 +68,7 @@ def batches(size: int, count: int) -> Iterator[tuple[list[Row], list[tuple[Key, 
             for entry in entries[: size - len(rows)]:
                 seq += 1
                 rows.append(Row(seq, START + seq, "t0123456789abcdefghij", entry))
-            key = Key(record.tenant.id, token_hex(16))
+            key = IdempotencyKey(record.tenant.id, token_hex(16))
             answers.append((key, Kept("d" * 64, Answer(201, BODY)), START + seq))
         yield rows, answers
 

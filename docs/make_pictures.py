@@ -33,19 +33,23 @@ from slicewise import (
     is_fragmented,
     load_geometry,
 )
-from slicewise.lab.experiment import Published, Steady
+from slicewise.lab.experiment import Steady
 from slicewise.lab.figures.bars import bars_at_demand, fragmentation_bars, steady_bars
 from slicewise.lab.figures.curves import demand_curves, scaling_curves
 from slicewise.lab.figures.planning import planning_curves
+from slicewise.lab.figures.queueing import queueing_bars
 from slicewise.lab.figures.replay import replay_bars
 from slicewise.lab.figures.slicemap import Block, GpuDrawing, draw_gpus
 from slicewise.lab.figures.style import SOFT, house_style, light_grid, policy_style
 from slicewise.lab.mix import PUBLISHED, parse_mix
 from slicewise.lab.paper.published import published
+from slicewise.lab.paper.readings import READINGS, ReadingName
 from slicewise.lab.planning import Question, curve_rows, make_plans, plan_rows
+from slicewise.lab.queueing import Queueing, queueing_rows
 from slicewise.lab.replay import compare
 from slicewise.lab.results import Row, mean_fragmentation, published_rows, steady_rows
 from slicewise.lab.runner import Outcome, run_experiment
+from slicewise.lab.tenants import scenario
 from slicewise.lab.timeline import lay_out
 from slicewise.lab.trace import fit, read_trace
 from slicewise.lab.workload import draw_kinds, longest_lifetime, run_generator
@@ -55,13 +59,8 @@ HERE = Path(__file__).resolve().parent
 FOLDER = HERE / "pictures"
 A100 = load_geometry("A100-80GB")
 MIXES = tuple(parse_mix(name, A100) for name in PUBLISHED)
-SCHEMES = {
-    "mfi": "MFI",
-    "best-fit-strict": "BF-BI",
-    "worst-fit-strict": "WF-BI",
-    "first-fit-strict": "FF",
-    "round-robin-strict": "RR",
-}
+DATA = READINGS[ReadingName.DATA]
+"""The reading of the paper that the pictures show."""
 COMPARED = ("mfi", "first-fit", "best-fit", "mfi-overlap", "least-lost", "round-robin", "worst-fit")
 ARRIVALS = 45
 """Length of the random streams of the small clusters."""
@@ -156,8 +155,7 @@ def tutorial_figure(variable: str) -> Callable[[], Figure]:
 @cache
 def published_outcome() -> Outcome:
     """Run the paper's experiment as `slicewise reproduce --runs 500 --seed 1` does."""
-    schemes = tuple(policy(name) for name in SCHEMES)
-    return run_experiment(Published(MIXES, schemes, gpus=100, runs=500, seed=1), None, _silent)
+    return run_experiment(DATA.experiment(A100, runs=500, seed=1), None, _silent)
 
 
 @cache
@@ -172,12 +170,12 @@ def scaling() -> Figure:
 
     This is the only picture that depends on the machine.
     """
-    from slicewise.lab.bench import Plan, benchmark
+    from slicewise.lab.bench import SlotCounts, benchmark
 
     mfi = policy("mfi")
     assert isinstance(mfi, TablePolicy)
     sizes = (100, 1_000, 10_000, 100_000, 1_000_000)
-    decisions, _ = benchmark(MIXES[0], [mfi], sizes, 0.85, Plan(), _silent)
+    decisions, _ = benchmark(MIXES[0], [mfi], sizes, 0.85, SlotCounts(), _silent)
     return scaling_curves(decisions)
 
 
@@ -285,11 +283,27 @@ def _silent(units: int) -> None:
 
 
 def _published_rows() -> list[Row]:
-    return published_rows(published_outcome(), labels=SCHEMES)
+    return published_rows(published_outcome(), DATA.mfi, DATA.schemes)
 
 
 def _mean_fragmentation() -> list[Row]:
-    return mean_fragmentation(published_outcome(), SCHEMES)
+    return mean_fragmentation(published_outcome(), DATA.schemes)
+
+
+def queueing() -> Figure:
+    """The disciplines of waiting in two scenarios, on half as many GPUs as the tables."""
+    scenarios = tuple(scenario(name, A100) for name in ("flood", "starving"))
+    what = Queueing(
+        tuple(each.mix for each in scenarios),
+        (policy("least-lost"),),
+        gpus=50,
+        runs=4,
+        load=0.95,
+        lifetimes=6,
+        warmup=2,
+        scenarios=scenarios,
+    )
+    return queueing_bars(queueing_rows(run_experiment(what, None, lambda units: None)))
 
 
 PICTURES: dict[str, Callable[[], Figure]] = {
@@ -308,6 +322,7 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "scaling": scaling,
     "planning": planning,
     "kubernetes": kubernetes,
+    "queueing": queueing,
 }
 """The function that draws each picture, by name."""
 

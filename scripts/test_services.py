@@ -71,15 +71,15 @@ def require_chromium() -> Path:
     return _require("Chromium", BROWSER, "the program in CHROMIUM", chromium_program)
 
 
-def require_program(name: str) -> Path:
-    """Return the path of a program with the name of its package; install it if necessary."""
+def require_program(name: str, package: str | None = None) -> Path:
+    """Return the path of a program; install its package if necessary."""
 
     def find() -> Path | None:
         # /usr/sbin is not on the PATH of unprivileged users.
         found = shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin")
         return Path(found) if found else None
 
-    return _require(name, name, "a folder that holds it in PATH", find)
+    return _require(name, package or name, "a folder that holds it in PATH", find)
 
 
 def _require(what: str, package: str, otherwise: str, find: Callable[[], Path | None]) -> Path:

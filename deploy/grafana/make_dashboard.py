@@ -57,7 +57,15 @@ ROWS: list[list[tuple[str, str, list[tuple[str, str]]]]] = [
         ),
     ],
     [
-        ("Waiting", "none", [("max(slicewise_queue_depth)", "requests")]),
+        (
+            "Waiting",
+            "none",
+            [
+                ("max(slicewise_queue_depth)", "requests"),
+                ("max(slicewise_queue_lines)", "lines"),
+                ("max(slicewise_reserved_windows)", "reserved windows"),
+            ],
+        ),
         ("Wait until placed", "s", quantiles("slicewise_queue_wait_seconds")),
         (
             "Placed a second, by profile",
@@ -68,6 +76,30 @@ ROWS: list[list[tuple[str, str, list[tuple[str, str]]]]] = [
                     "{{profile}}",
                 )
             ],
+        ),
+    ],
+    [
+        (
+            "Share of requests rejected, and expected by table",
+            "percentunit",
+            [
+                (
+                    "sum(rate(slicewise_demand_rejected_total[$__rate_interval]))"
+                    " / sum(rate(slicewise_demand_requests_total[$__rate_interval]))",
+                    "seen",
+                ),
+                ("max by (table) (slicewise_rejections_expected)", "{{table}} expected"),
+            ],
+        ),
+        (
+            "Table that places requests",
+            "none",
+            [("max by (table) (slicewise_policy_table)", "{{table}}")],
+        ),
+        (
+            "Rehearsals: share of a core",
+            "percentunit",
+            [("sum(rate(slicewise_rehearsal_seconds_total[$__rate_interval]))", "rehearsing")],
         ),
     ],
     [

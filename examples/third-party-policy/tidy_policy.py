@@ -1,6 +1,6 @@
 """An example policy: keep the longest run of free slices as long as possible."""
 
-from slicewise import Geometry, Profile, ScorePolicy
+from slicewise import GpuState, Profile, ScorePolicy
 
 
 class Tidy(ScorePolicy):
@@ -9,11 +9,11 @@ class Tidy(ScorePolicy):
     name = "tidy"
     summary = "Keeps the longest run of free slices; prefers fuller GPUs."
 
-    def score(self, geometry: Geometry, profile: Profile, mask: int, start: int) -> tuple[int, int]:
+    def score(self, gpu: GpuState, profile: Profile, start: int) -> tuple[int, int]:
         """Return the cost of a placement; lower is better."""
 
         def longest_run(taken: int) -> int:
-            return max(map(len, geometry.mask_text(taken).split("1")))
+            return max(map(len, gpu.geometry.mask_text(taken).split("1")))
 
-        lost = longest_run(mask) - longest_run(mask | profile.window(start))
-        return lost, -mask.bit_count()
+        lost = longest_run(gpu.mask) - longest_run(gpu.mask | profile.window(start))
+        return lost, -gpu.mask.bit_count()

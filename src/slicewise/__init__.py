@@ -13,6 +13,12 @@ from importlib import import_module as _import_module
 if _typing.TYPE_CHECKING:
     from slicewise.catalog.library import Catalog, load_geometry
     from slicewise.core.cluster import Cluster, Instance, Node
+    from slicewise.core.compute_fragmentation import (
+        ComputeReading,
+        Use,
+        compute_score,
+        compute_score_by_profile,
+    )
     from slicewise.core.errors import (
         GeometryError,
         PlacementError,
@@ -30,9 +36,13 @@ if _typing.TYPE_CHECKING:
     from slicewise.core.request import Need, Reason, Rejection, Request
     from slicewise.core.states import GpuState
     from slicewise.engine.defrag import Plan, Planner
+    from slicewise.engine.dispatcher import Dispatcher, Tenancy
     from slicewise.engine.moves import Move, Moved, carry_out
-    from slicewise.engine.queue import Discipline, Ticket, WaitingRoom
+    from slicewise.engine.queue import Queue, Ticket
+    from slicewise.engine.reservation_rules import ReservationRules
+    from slicewise.engine.reservations import Reservations
     from slicewise.engine.scheduler import Placed, PolicyError, Released, Scheduler
+    from slicewise.engine.shares import Entitlement, Shares
     from slicewise.policies.base import (
         AdaptivePolicy,
         Policy,
@@ -52,7 +62,9 @@ __all__ = [
     "Budget",
     "Catalog",
     "Cluster",
-    "Discipline",
+    "ComputeReading",
+    "Dispatcher",
+    "Entitlement",
     "Geometry",
     "GeometryError",
     "GpuState",
@@ -70,24 +82,31 @@ __all__ = [
     "PolicyError",
     "Preference",
     "Profile",
+    "Queue",
     "Reading",
     "Reason",
     "Rejection",
     "Released",
     "Request",
+    "ReservationRules",
+    "Reservations",
     "ScanPolicy",
     "Scheduler",
     "ScorePolicy",
+    "Shares",
     "SlicewiseError",
     "Spot",
     "TablePolicy",
+    "Tenancy",
     "Ticket",
     "Ties",
     "UnknownNameError",
-    "WaitingRoom",
+    "Use",
     "__version__",
     "blocked_starts",
     "carry_out",
+    "compute_score",
+    "compute_score_by_profile",
     "is_fragmented",
     "load_geometry",
     "policy",
@@ -101,6 +120,9 @@ __all__ = [
 _HOMES = {
     "slicewise.catalog.library": "Catalog load_geometry",
     "slicewise.core.cluster": "Cluster Instance Node",
+    "slicewise.core.compute_fragmentation": (
+        "ComputeReading Use compute_score compute_score_by_profile"
+    ),
     "slicewise.core.errors": "GeometryError PlacementError SlicewiseError UnknownNameError",
     "slicewise.core.fragmentation": "Reading blocked_starts is_fragmented score score_by_profile",
     "slicewise.core.geometry": "Budget Geometry Placement Profile",
@@ -108,7 +130,10 @@ _HOMES = {
     "slicewise.core.states": "GpuState",
     "slicewise.engine.defrag": "Plan Planner",
     "slicewise.engine.moves": "Move Moved carry_out",
-    "slicewise.engine.queue": "Discipline Ticket WaitingRoom",
+    "slicewise.engine.dispatcher": "Dispatcher ReservationRules Tenancy",
+    "slicewise.engine.queue": "Queue Ticket",
+    "slicewise.engine.reservations": "Reservations",
+    "slicewise.engine.shares": "Entitlement Shares",
     "slicewise.engine.scheduler": "Placed PolicyError Released Scheduler",
     "slicewise.policies.base": (
         "AdaptivePolicy Policy Preference ScanPolicy ScorePolicy Spot TablePolicy Ties"

@@ -20,13 +20,13 @@ from slicewise.agent.driver import (
     ComputeReading,
     DriverError,
     GpuReading,
+    GpuUsage,
     InstanceReading,
     InstanceRef,
     ProfileReading,
-    Usage,
 )
 from slicewise.agent.health import Health
-from slicewise.agent.node_state import GpuIndex, Node
+from slicewise.agent.node_state import GpuIndex, NodeState
 from slicewise.agent.reconciler import Phase, Reconciler
 from slicewise.agent.record import Record, Stage
 from slicewise.agent.reports import report
@@ -143,7 +143,7 @@ class SimulatedDriver:
         self.hardware = hardware
         self.steps = steps
         self.xids: list[tuple[str, int]] = []
-        self.readings = Usage(40, 0, 0)
+        self.readings = GpuUsage(40, 0, 0)
         self.running: list[int] = []
         self.mig_status = 0
         self.pending: dict[str, bool] = {}
@@ -168,7 +168,7 @@ class SimulatedDriver:
             instances=tuple(sorted(self.hardware.gpus[gpu], key=lambda i: i.start)) if mig else (),
         )  # fmt: skip
 
-    def usage(self, gpu: str) -> Usage:
+    def usage(self, gpu: str) -> GpuUsage:
         return self.readings
 
     def events(self) -> list[tuple[str, int]]:
@@ -316,7 +316,7 @@ class World:
         if self.reboots != self.hardware.boot:
             self.reboots = self.hardware.boot
             self.service.forget_uuids()
-        node = Node(self.driver, GpuIndex(self.folder), Health(self.folder, boot))
+        node = NodeState(self.driver, GpuIndex(self.folder), Health(self.folder, boot))
         record = Record(self.folder, boot)
         self.reconciler = Reconciler(node, record, self.cdi, lambda: self.now, random.Random(1))
 

@@ -20,12 +20,12 @@ from slicewise.agent.discovery import (
 from slicewise.agent.driver import DriverError, GpuReading, ProfileReading
 from slicewise.agent.reports import _shorten, encode_geometry
 from slicewise.catalog import Catalog
-from slicewise.catalog.entry import Entry
+from slicewise.catalog.entry import CatalogEntry
 
 SCHEDULABLE = [entry for entry in Catalog.builtin().entries() if entry.geometry is not None]
 
 
-def reading(entry: Entry) -> GpuReading:
+def reading(entry: CatalogEntry) -> GpuReading:
     """A GPU as the catalog describes it."""
     facts = {fact.name: fact for fact in entry.facts}
     return GpuReading(
@@ -43,7 +43,7 @@ H200 = reading(Catalog.builtin().find("H200-141GB"))
 
 
 @pytest.mark.parametrize("entry", SCHEDULABLE, ids=lambda entry: entry.model)
-def test_models_of_the_catalog_are_identified(entry: Entry) -> None:
+def test_models_of_the_catalog_are_identified(entry: CatalogEntry) -> None:
     facts = [fact.max_instances for fact in entry.facts]
     model = identify(reading(entry))
     assert model is not None

@@ -13,19 +13,19 @@ from pathlib import Path
 import pytest
 from tests.agent.simulated import World
 
-from slicewise.agent.cdi import Cdi, device_name
+from slicewise.agent.cdi import Cdi
 from slicewise.agent.driver import (
     RESET_REQUIRED,
     ComputeReading,
     DriverError,
     GpuReading,
+    GpuUsage,
     InstanceReading,
-    Usage,
 )
 from slicewise.agent.exclusivity import NodeLock, other_managers
 from slicewise.agent.health import Health
 from slicewise.agent.mig_mode import MigModeSwitch
-from slicewise.agent.node_state import DriverChangedError, GpuIndex, Node
+from slicewise.agent.node_state import DriverChangedError, GpuIndex, NodeState
 from slicewise.agent.reports import hello
 from slicewise.core.errors import SlicewiseError
 
@@ -51,7 +51,7 @@ def test_cdi_file_names_the_devices_of_one_instance(tmp_path: Path) -> None:
     spec = json.loads(file.read_text())
     assert spec["kind"] == "slicewise.dev/mig"
     (device,) = spec["devices"]
-    assert f"{spec['kind']}={device['name']}" == device_name("MIG-1")
+    assert device["name"] == "MIG-1"
     edits = device["containerEdits"]
     assert [node["path"] for node in edits["deviceNodes"]] == [
         "/dev/nvidiactl", "/dev/nvidia7", "/dev/nvidia-caps/nvidia-cap30",
@@ -224,7 +224,7 @@ def test_unhealthy_gpu_stays_so_until_a_reboot(tmp_path: Path) -> None:
     assert Health(tmp_path, "boot").problem("GPU-0") == ""
 
 
-def node_of(world: World) -> Node:
+def node_of(world: World) -> NodeState:
     world.reconciler.node.refresh()
     return world.reconciler.node
 
@@ -245,9 +245,9 @@ def test_problems_of_a_gpu(tmp_path: Path) -> None:
     world.hardware.missing = set()
     node.refresh()
     assert node.problem("GPU-1") == ""
-    world.driver.readings = Usage(90, 0)
+    world.driver.readings = GpuUsage(90, 0)
     node.read_usage()
-    world.driver.readings = Usage(90, 2)
+    world.driver.readings = GpuUsage(90, 2)
     node.read_usage()
     assert "ECC" in node.problem("GPU-1")
     world.driver.pending["GPU-1"] = False
@@ -270,7 +270,7 @@ def test_driver_unavailable_and_back(tmp_path: Path) -> None:
     world.steps.fail_at = {world.steps.count + 1: (18, False)}
     with pytest.raises(DriverChangedError, match="different versions"):
         node.refresh()
-    fresh = Node(world.driver, GpuIndex(tmp_path / "new"), Health(tmp_path, "b"))
+    fresh = NodeState(world.driver, GpuIndex(tmp_path / "new"), Health(tmp_path, "b"))
     world.steps.fail_at = {world.steps.count + 1: (9, False)}
     with pytest.raises(DriverError):
         fresh.refresh()

@@ -19,7 +19,7 @@ from tests.agent.simulated import ServiceState
 from slicewise.agent.discovery import discover, format_placements, identify
 from slicewise.agent.driver import ComputeReading, DriverError, GpuReading, InstanceRef
 from slicewise.agent.health import Health
-from slicewise.agent.node_state import DriverChangedError, GpuIndex, Node
+from slicewise.agent.node_state import DriverChangedError, GpuIndex, NodeState
 from slicewise.agent.nvml import Nvml, profile_name
 from slicewise.agent.reconciler import Reconciler
 from slicewise.agent.record import Record
@@ -202,7 +202,7 @@ def test_events_of_a_lost_gpu(machine_of: MachineMaker, opened: Open, tmp_path: 
     """The lost GPU no longer reports its UUID; its events and those of others still count."""
     machine = machine_of(gpus=2)
     first, second = (gpu.uuid for gpu in machine.gpus)
-    node = Node(opened(machine), GpuIndex(tmp_path), Health(tmp_path, "b"))
+    node = NodeState(opened(machine), GpuIndex(tmp_path), Health(tmp_path, "b"))
     node.refresh()
     machine.xid(1, 48)
     machine.lose(0)
@@ -217,7 +217,7 @@ def test_driver_replaced_by_another_version(
     machine_of: MachineMaker, opened: Open, tmp_path: Path
 ) -> None:
     machine = machine_of()
-    node = Node(opened(machine), GpuIndex(tmp_path), Health(tmp_path, "b"))
+    node = NodeState(opened(machine), GpuIndex(tmp_path), Health(tmp_path, "b"))
     node.refresh()
     machine.fail("nvmlSystemGetDriverVersion", 9)
     machine.fail("nvmlInitWithFlags", 18, times=None)
@@ -289,7 +289,7 @@ class AgentOnFakeDriver:
             if self.reconciler is None:
                 self.starts += 1
                 self.driver = self.opened(self.machine)
-                node = Node(self.driver, GpuIndex(self.folder), Health(self.folder, "b"))
+                node = NodeState(self.driver, GpuIndex(self.folder), Health(self.folder, "b"))
                 self.reconciler = Reconciler(
                     node, Record(self.folder, "b"), None, lambda: self.now, random.Random(2)
                 )

@@ -10,7 +10,7 @@ from tests.agent.simulated import Hardware
 from slicewise.agent.desired_state import DesiredInstance, Eviction
 from slicewise.agent.driver import ComputeReading, GpuReading, InstanceReading
 from slicewise.agent.planning import Action, Step, plan_absent, plan_eviction, plan_present
-from slicewise.agent.record import Key, RecordedInstance, Stage
+from slicewise.agent.record import InstanceKey, RecordedInstance, Stage
 
 GPU = "GPU-0"
 PROFILES = Hardware.of().profiles()
@@ -21,7 +21,7 @@ COMPLETING = {Action.CREATE_COMPUTE_INSTANCE, Action.RECORD_CREATED, Action.RECO
 DESTROYING = {Action.DESTROY_GPU_INSTANCE, Action.DESTROY_COMPUTE_INSTANCE}
 
 
-class FakeRecord(dict[Key, RecordedInstance]):
+class FakeRecord(dict[InstanceKey, RecordedInstance]):
     """A record in memory."""
 
 
@@ -139,7 +139,7 @@ def test_blocking_instances_are_named() -> None:
     assert "MIG-7 (1g.6gb at slice 3), which is not ours (foreign)" in waiting_reason(
         plan_present(ITEM, gpu(foreign), FakeRecord())
     )
-    key = Key(GPU, "1g.6gb", 3)
+    key = InstanceKey(GPU, "1g.6gb", 3)
     own = RecordedInstance(GPU, "1g.6gb", 3, 1, "b", 0, Stage.COMPLETE, 7, "MIG-7")
     blocked = plan_present(ITEM, gpu(foreign), FakeRecord({key: own}), {("b", 0)})
     assert "which is being released by b" in waiting_reason(blocked)

@@ -102,6 +102,33 @@ def test_service_restored_from_a_backup_finds_strays(tmp_path: Path) -> None:
     assert world.service.instances["c", 0].uuid == uuid
 
 
+def test_a_notice_is_logged_once_and_reported_until_it_is_withdrawn(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(tmp_path)
+    world.service.place("a", "GPU-0", "1g.6gb", 0, 1)
+    world.settle()
+    (uuid,) = [item.uuid for item in world.service.instances.values()]
+
+    def notice(text: str) -> object:
+        told = replace(world.service.instances["a", 0], notice=text)
+        world.service.instances["a", 0] = told
+        for _ in range(2):
+            world.step()
+        return world.service.phases["a", 0]["detail"]
+
+    assert notice("") == ""
+    assert notice("2026-11-18T12:00:30Z") == "its slices are reclaimed at 2026-11-18T12:00:30Z"
+    assert notice("") == ""
+    messages = [record.getMessage() for record in caplog.records]
+    assert sum("for a ends at 2026-11-18T12:00:30Z" in message for message in messages) == 1
+    assert world.service.instances["a", 0].uuid == uuid, "it is left as it is"
+    notice("2026-11-18T12:01:30Z")
+    world.service.release("a")
+    world.settle()
+    assert ("a", 0) in world.service.released
+
+
 def make_stray(world: World) -> str:
     """Create an instance, let the service forget it, and return its UUID."""
     world.service.place("a", "GPU-0", "1g.6gb", 0, 1)

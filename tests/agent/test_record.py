@@ -12,7 +12,7 @@ from tests.agent.simulated import World
 
 from slicewise.agent.node_state import GpuIndex, assign_indexes
 from slicewise.agent.reconciler import Phase
-from slicewise.agent.record import Key, Record, RecordedInstance, RecordError, Stage
+from slicewise.agent.record import InstanceKey, Record, RecordedInstance, RecordError, Stage
 from slicewise.core.errors import SlicewiseError
 
 OWN = RecordedInstance("GPU-0", "1g.6gb", 3, 1, "a", 0)
@@ -89,8 +89,8 @@ def test_full_disk_prevents_creation(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_key_as_text() -> None:
-    assert str(Key("GPU-0", "1g.6gb", 3)) == "1g.6gb at slice 3 of GPU-0"
-    assert "unknown profile" in str(Key("GPU-0", "", 3))
+    assert str(InstanceKey("GPU-0", "1g.6gb", 3)) == "1g.6gb at slice 3 of GPU-0"
+    assert "unknown profile" in str(InstanceKey("GPU-0", "", 3))
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,12 @@ from slicewise.agent.agent import (
 from slicewise.agent.desired_state import AnswerError, Desired, parse_desired
 from slicewise.agent.mig_mode import MigModeSwitch
 from slicewise.agent.reconciler import backoff
-from slicewise.agent.service_client import RefusedError, Service, ServiceClient, UnreachableError
+from slicewise.agent.service_client import (
+    RefusedError,
+    ServiceAddress,
+    ServiceClient,
+    UnreachableError,
+)
 from slicewise.agent.session import Intervals, Session
 from slicewise.core.errors import SlicewiseError
 
@@ -54,7 +59,7 @@ def token_file(tmp_path: Path) -> Path:
 
 @contextmanager
 def open_session(
-    service: Service, on_desired: Callable[[Desired], None] = lambda desired: None
+    service: ServiceAddress, on_desired: Callable[[Desired], None] = lambda desired: None
 ) -> Iterator[tuple[Session, list[str]]]:
     ends: list[str] = []
     session = Session(
@@ -90,12 +95,12 @@ def until(tiny: TinyService, done: Callable[[], bool]) -> None:
 )  # fmt: skip
 def test_urls_are_checked(server: str, message: str, token_file: Path) -> None:
     with pytest.raises(SlicewiseError, match=message) as refusal:
-        Service.parse(server, token_file)
+        ServiceAddress.parse(server, token_file)
     assert "secret" not in str(refusal.value)
 
 
 def test_path_of_the_url_is_kept(tiny: TinyService, token_file: Path) -> None:
-    client = ServiceClient(Service.parse(f"{tiny.url}/mig/", token_file))
+    client = ServiceClient(ServiceAddress.parse(f"{tiny.url}/mig/", token_file))
     tiny.refusals = [(200, {})]
     client.call("POST", "/v1/agent/hello", HELLO)
     assert tiny.requests == ["POST /mig/v1/agent/hello"]
@@ -104,18 +109,18 @@ def test_path_of_the_url_is_kept(tiny: TinyService, token_file: Path) -> None:
 
 def test_files_are_checked(tmp_path: Path, token_file: Path) -> None:
     with pytest.raises(SlicewiseError, match="cannot be read"):
-        Service.parse("http://x", tmp_path / "missing")
+        ServiceAddress.parse("http://x", tmp_path / "missing")
     (tmp_path / "empty").write_text("\n")
     with pytest.raises(SlicewiseError, match="does not hold a token"):
-        Service.parse("http://x", tmp_path / "empty")
+        ServiceAddress.parse("http://x", tmp_path / "empty")
     with pytest.raises(SlicewiseError, match="cannot be used as certificates"):
-        Service.parse("https://x", token_file, tmp_path / "empty")
+        ServiceAddress.parse("https://x", token_file, tmp_path / "empty")
 
 
 def test_call_follows_the_leader(tiny: TinyService, token_file: Path) -> None:
     with serving(TinyService()) as follower:
         follower.refusals = [(503, {"leader": tiny.url, "detail": "not here"})]
-        client = ServiceClient(Service.parse(follower.url, token_file))
+        client = ServiceClient(ServiceAddress.parse(follower.url, token_file))
         assert client.call("POST", "/v1/agent/hello", HELLO) == {"session": "s1", "node": "gpu-07"}
         assert len(tiny.hellos) == 1
         client.close()
@@ -124,7 +129,7 @@ def test_call_follows_the_leader(tiny: TinyService, token_file: Path) -> None:
 def test_leader_without_tls_and_redirect_loops_are_not_followed(
     tiny: TinyService, token_file: Path
 ) -> None:
-    client = ServiceClient(Service.parse(tiny.url, token_file))
+    client = ServiceClient(ServiceAddress.parse(tiny.url, token_file))
     client._url = "https://x"
     assert not client._follow(tiny.url)
     client._url = tiny.url
@@ -141,7 +146,7 @@ def test_leader_without_tls_and_redirect_loops_are_not_followed(
 
 
 def test_next_address_is_tried(tiny: TinyService, token_file: Path) -> None:
-    client = ServiceClient(Service.parse(f"http://127.0.0.1:9, {tiny.url}/", token_file))
+    client = ServiceClient(ServiceAddress.parse(f"http://127.0.0.1:9, {tiny.url}/", token_file))
     with pytest.raises(UnreachableError, match=r"127\.0\.0\.1:9: it cannot be reached"):
         client.call("POST", "/v1/agent/hello", HELLO)
     client.call("POST", "/v1/agent/hello", HELLO)
@@ -158,7 +163,7 @@ def test_failing_address_is_named_and_skipped(
 ) -> None:
     with serving(TinyService()) as broken:
         broken.refusals = [(status, {"detail": "out of order"})] * 9
-        client = ServiceClient(Service.parse(f"{broken.url},{tiny.url}", token_file))
+        client = ServiceClient(ServiceAddress.parse(f"{broken.url},{tiny.url}", token_file))
         with pytest.raises(UnreachableError, match=f"^{broken.url}: out of order"):
             client.call("POST", "/v1/agent/hello", HELLO)
         client.call("POST", "/v1/agent/hello", HELLO)
@@ -171,7 +176,7 @@ def test_unexpected_exception_is_reported(tiny: TinyService, token_file: Path) -
     def on_desired(desired: Desired) -> None:
         raise ZeroDivisionError
 
-    with open_session(Service.parse(tiny.url, token_file), on_desired) as (session, ends):
+    with open_session(ServiceAddress.parse(tiny.url, token_file), on_desired) as (session, ends):
         session.hello(HELLO)
         until(tiny, lambda: bool(ends))
         assert ends == ["ZeroDivisionError()"]
@@ -185,7 +190,7 @@ def test_desired_state_arrives_and_reports_are_sent(tiny: TinyService, token_fil
             seen.append(desired)
             tiny.changed.notify_all()
 
-    with open_session(Service.parse(tiny.url, token_file), on_desired) as (session, ends):
+    with open_session(ServiceAddress.parse(tiny.url, token_file), on_desired) as (session, ends):
         session.report(REPORT)  # Sent only after hello.
         session.hello(HELLO)
         until(tiny, lambda: bool(seen) and bool(tiny.reports))
@@ -211,7 +216,7 @@ def test_every_hello_is_followed_by_a_report(tiny: TinyService, token_file: Path
     def both(times: int) -> Callable[[], bool]:
         return lambda: len(tiny.hellos) == len(tiny.reports) == times
 
-    with open_session(Service.parse(tiny.url, token_file)) as (session, _):
+    with open_session(ServiceAddress.parse(tiny.url, token_file)) as (session, _):
         session.hello(HELLO)
         session.report(REPORT)
         for number in range(1, 6):
@@ -235,7 +240,7 @@ def test_session_continues_after_refusals_and_errors(
     tiny: TinyService, token_file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     token_file.write_text("revoked")
-    with open_session(Service.parse(tiny.url, token_file)) as (session, ends):
+    with open_session(ServiceAddress.parse(tiny.url, token_file)) as (session, ends):
         session.hello(HELLO)
         until(tiny, lambda: len(tiny.requests) > 2)
         token_file.write_text(TOKEN)
@@ -252,7 +257,7 @@ def test_session_continues_after_refusals_and_errors(
 
 def test_backoff_between_sessions_that_end_at_once(tiny: TinyService, token_file: Path) -> None:
     session = Session(
-        Service.parse(tiny.url, token_file), lambda desired: None, print, print, INTERVALS
+        ServiceAddress.parse(tiny.url, token_file), lambda desired: None, print, print, INTERVALS
     )
     session.hello(HELLO)
     session.report(REPORT)
@@ -273,7 +278,7 @@ def test_backoff_between_sessions_that_end_at_once(tiny: TinyService, token_file
 
 
 def test_superseded_session_ends(tiny: TinyService, token_file: Path) -> None:
-    with open_session(Service.parse(tiny.url, token_file)) as (session, ends):
+    with open_session(ServiceAddress.parse(tiny.url, token_file)) as (session, ends):
         session.hello(HELLO)
         until(tiny, lambda: "GET /v1/agent/desired" in tiny.requests)
         with tiny.changing():
@@ -284,7 +289,7 @@ def test_superseded_session_ends(tiny: TinyService, token_file: Path) -> None:
 
 def test_poll_is_held_open_and_interrupted_by_close(tiny: TinyService, token_file: Path) -> None:
     """An idle agent has one open poll and sends nothing else."""
-    with open_session(Service.parse(tiny.url, token_file)) as (session, _):
+    with open_session(ServiceAddress.parse(tiny.url, token_file)) as (session, _):
         session.hello(HELLO)
         until(tiny, lambda: tiny.requests.count("GET /v1/agent/desired") == 2)
         time.sleep(0.2)
@@ -305,6 +310,21 @@ def test_poll_is_held_open_and_interrupted_by_close(tiny: TinyService, token_fil
 def test_invalid_answers_are_rejected(body: object) -> None:
     with pytest.raises(AnswerError):
         parse_desired(body)
+
+
+def test_the_notice_of_an_instance_is_read_and_may_be_missing() -> None:
+    body = {
+        "allocation": "a",
+        "index": 0,
+        "gpu": "GPU-0",
+        "profile": "1g.6gb",
+        "start": 0,
+        "size": 1,
+        "wanted": "present",
+    }
+    for more, notice in (({}, ""), ({"notice": "2026-11-18T12:00:30Z"}, "2026-11-18T12:00:30Z")):
+        desired = parse_desired({"seq": 1, "instances": [body | more]})
+        assert [one.notice for one in desired.instances] == [notice]
 
 
 def test_backoff_grows_and_does_not_overflow() -> None:
@@ -415,10 +435,10 @@ def test_certificates_are_checked(token_file: Path, tmp_path: Path) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     with serving(TinyService(), context) as tiny:
-        untrusting = ServiceClient(Service.parse(tiny.url, token_file))
+        untrusting = ServiceClient(ServiceAddress.parse(tiny.url, token_file))
         with pytest.raises(UnreachableError, match="its certificate is not trusted"):
             untrusting.call("POST", "/v1/agent/hello", HELLO)
-        with open_session(Service.parse(tiny.url, token_file, certificate)) as (session, _):
+        with open_session(ServiceAddress.parse(tiny.url, token_file, certificate)) as (session, _):
             session.hello(HELLO)
             session.report(REPORT)
             until(tiny, lambda: bool(tiny.reports) and "GET /v1/agent/desired" in tiny.requests)

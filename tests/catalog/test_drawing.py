@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from slicewise.catalog import Catalog, Entry, load_file, parse_entry
+from slicewise.catalog import Catalog, CatalogEntry, load_file, parse_entry
 from slicewise.cli.geometry_drawing import (
     draw_model,
     lanes,
@@ -21,7 +21,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "my-gpu.toml"
 CATALOG = Catalog.builtin()
 
 
-def drawn(entry: Entry, width: int = 80, encoding: str = "utf-8") -> str:
+def drawn(entry: CatalogEntry, width: int = 80, encoding: str = "utf-8") -> str:
     raw = io.BytesIO()
     file = io.TextIOWrapper(raw, encoding=encoding)
     draw_model(entry, Console(file=file, width=width))
@@ -40,7 +40,7 @@ def line_of(text: str, start: str) -> str:
 
 
 @pytest.mark.parametrize("entry", CATALOG.entries(), ids=repr)
-def test_every_model_fits_80_columns_without_colour(entry: Entry) -> None:
+def test_every_model_fits_80_columns_without_colour(entry: CatalogEntry) -> None:
     text = drawn(entry)
     assert max(len(line) for line in text.splitlines()) <= 80
     assert "\x1b" not in text

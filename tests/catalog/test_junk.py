@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slicewise.catalog import Entry, load_file, parse_entry
+from slicewise.catalog import CatalogEntry, load_file, parse_entry
 from slicewise.core.errors import SlicewiseError
 
 EXAMPLE = (Path(__file__).parents[2] / "examples" / "my-gpu.toml").read_text()
@@ -64,7 +64,7 @@ VALID: dict[str, Any] = {
 }
 
 
-def refusal(load: Callable[[], Entry]) -> str | None:
+def refusal(load: Callable[[], CatalogEntry]) -> str | None:
     """The error for this input, None if it is accepted; any other exception is a bug."""
     try:
         entry = load()
@@ -74,7 +74,7 @@ def refusal(load: Callable[[], Entry]) -> str | None:
     return None
 
 
-def expect_entry_or_refusal(load: Callable[[], Entry], where: str) -> None:
+def expect_entry_or_refusal(load: Callable[[], CatalogEntry], where: str) -> None:
     message = refusal(load)
     if message is not None:
         assert message.startswith(f"{where}: ")

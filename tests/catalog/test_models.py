@@ -5,7 +5,7 @@ from itertools import combinations
 
 import pytest
 
-from slicewise.catalog import Catalog, Entry, Level
+from slicewise.catalog import Catalog, CatalogEntry, Level
 from slicewise.catalog.library import name_key
 from slicewise.core.errors import SlicewiseError
 from slicewise.core.geometry import Geometry, Placement, Profile
@@ -29,7 +29,7 @@ A100_ROWS: list[Row] = [
 ]
 
 
-def rows(entry: Entry) -> list[tuple[int, tuple[int, ...], int, int | None, int | None]]:
+def rows(entry: CatalogEntry) -> list[tuple[int, tuple[int, ...], int, int | None, int | None]]:
     geometry = entry.require()
     return [
         (f.compute, geometry.profile(f.name).starts, f.size, f.max_instances, f.id)
@@ -78,7 +78,7 @@ def test_there_are_28_models() -> None:
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=repr)
-def test_every_model_has_its_facts_and_confidence(entry: Entry) -> None:
+def test_every_model_has_its_facts_and_confidence(entry: CatalogEntry) -> None:
     assert entry.architecture
     assert entry.confidence is not None
     assert entry.sources
@@ -104,7 +104,7 @@ def test_no_two_models_share_a_device_id() -> None:
 
 
 @pytest.mark.parametrize("entry", FAMILY, ids=repr)
-def test_models_of_eight_slices_are_laid_out_like_the_a100(entry: Entry) -> None:
+def test_models_of_eight_slices_are_laid_out_like_the_a100(entry: CatalogEntry) -> None:
     assert rows(entry) == A100_ROWS
 
 
@@ -121,7 +121,7 @@ def test_the_h200_is_what_nvidia_smi_prints() -> None:
 
 
 @pytest.mark.parametrize("entry", FAMILY, ids=repr)
-def test_the_driver_fills_eight_slices_from_the_end(entry: Entry) -> None:
+def test_the_driver_fills_eight_slices_from_the_end(entry: CatalogEntry) -> None:
     assert [p.preferred for p in entry.require().profiles] == [
         (6, 4, 5, 0, 1, 2, 3),
         (6, 4, 5, 0, 1, 2, 3),
@@ -134,13 +134,13 @@ def test_the_driver_fills_eight_slices_from_the_end(entry: Entry) -> None:
 
 
 @pytest.mark.parametrize("entry", FAMILY, ids=repr)
-def test_on_eight_slices_room_in_memory_means_room_in_compute(entry: Entry) -> None:
+def test_on_eight_slices_room_in_memory_means_room_in_compute(entry: CatalogEntry) -> None:
     geometry = entry.require()
     assert max(sum(p.profile.compute for p in lay) for lay in layouts(geometry)) == 7
 
 
 @pytest.mark.parametrize("entry", SCHEDULABLE, ids=repr)
-def test_the_maximum_instances_fit(entry: Entry) -> None:
+def test_the_maximum_instances_fit(entry: CatalogEntry) -> None:
     geometry = entry.require()
     stated = {f.name: f.max_instances for f in entry.facts if f.max_instances is not None}
     assert {name: most_together(geometry, geometry.profile(name)) for name in stated} == stated
@@ -156,7 +156,7 @@ WITH_SM_COUNTS = [e for e in SCHEDULABLE if all(f.sm_count for f in e.facts)]
 
 @pytest.mark.unmeasured
 @pytest.mark.parametrize("entry", WITH_ENGINES, ids=repr)
-def test_budgets_refuse_exactly_what_the_engines_cannot_give(entry: Entry) -> None:
+def test_budgets_refuse_exactly_what_the_engines_cannot_give(entry: CatalogEntry) -> None:
     geometry = entry.require()
     engines = {f.name: [getattr(f.engines, name) for name in ENGINES] for f in entry.facts}
     totals = [max(column) for column in zip(*engines.values(), strict=True)]
@@ -168,7 +168,7 @@ def test_budgets_refuse_exactly_what_the_engines_cannot_give(entry: Entry) -> No
 
 
 @pytest.mark.parametrize("entry", WITH_SM_COUNTS, ids=repr)
-def test_no_layout_needs_more_multiprocessors_than_the_gpu_has(entry: Entry) -> None:
+def test_no_layout_needs_more_multiprocessors_than_the_gpu_has(entry: CatalogEntry) -> None:
     counts = {f.name: f.sm_count for f in entry.facts if f.sm_count is not None}
     total = max(counts.values())
     for layout in layouts(entry.require()):
@@ -176,7 +176,9 @@ def test_no_layout_needs_more_multiprocessors_than_the_gpu_has(entry: Entry) -> 
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=repr)
-def test_a_variant_is_marked_and_shares_the_windows_of_its_plain_profile(entry: Entry) -> None:
+def test_a_variant_is_marked_and_shares_the_windows_of_its_plain_profile(
+    entry: CatalogEntry,
+) -> None:
     by_name = {f.name: f for f in entry.facts}
     for facts in entry.facts:
         plain = next((facts.name[: -len(s)] for s in SUFFIXES if facts.name.endswith(s)), None)

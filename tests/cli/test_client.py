@@ -159,21 +159,43 @@ def test_needs_leases_labels_and_keys(run: Run) -> None:
     made = good(
         run, "submit", "--compute", "1", "--memory", "8", "--model", "a100", "--model", "A30-24GB",
         "--count", "2", "--lease", "600", "--priority", "5", "--tenant", "default", "--key", "k1",
+        "--preemptible", "--expected-seconds", "300.5",
     )  # fmt: skip
     identity = made.out.split()[0]
     assert len(made.lines) == 2
     shown = good(run, "show", identity).out
     assert "request    2 x 1 compute slice and 8 GB on A100-80GB or A30-24GB\n" in shown
     assert "priority   5\n" in shown
+    assert "terms      preemptible\n" in shown
+    assert "expected   300.5 seconds\n" in shown
     assert "lease ends 20" in shown
     assert shown.count("instance   ") == 2
     assert len(good(run, "ls").lines) == 3
     again = good(
         run, "submit", "--compute", "1", "--memory", "8", "--model", "a100", "--model", "A30-24GB",
         "--count", "2", "--lease", "600", "--priority", "5", "--tenant", "default", "--key", "k1",
+        "--preemptible", "--expected-seconds", "300.5",
     )  # fmt: skip
     assert again == made
     assert good(run, "submit", "--memory", "20").out.split()[1] in ("2g.20gb", "1g.20gb", "4g.24gb")
+
+
+def test_a_lease_is_extended(run: Run) -> None:
+    identity = good(run, "submit", "1g.10gb", "--lease", "600").out.split()[0]
+    first = good(run, "show", identity, "--json").json["ends_at"]
+    longer = good(run, "extend", identity, "900", "--key", "k", "--json").json
+    assert longer["ends_at"] > first
+    again = good(run, "extend", identity, "900", "--key", "k").out
+    assert again == f"{identity}: its lease ends at {longer['ends_at']}\n"
+    told = refused(run, "extend", identity, "0")
+    assert told == "invalid lease_seconds: expected float > 0.0"
+    good(run, "release", identity)
+    assert refused(run, "extend", identity, "900") == (
+        f"allocation {identity!r} has ended: its lease cannot be extended"
+    )
+    endless = good(run, "submit", "1g.10gb").out.split()[0]
+    assert "has no lease to extend" in refused(run, "extend", endless, "900")
+    good(run, "release", endless)
 
 
 def test_a_rejection_is_reported_with_exit_status_1(run: Run) -> None:
@@ -192,15 +214,42 @@ def test_waiting(run: Run, admin: Client) -> None:
     waits = good(run, "submit", "1g.10gb", "--wait", "600", "--priority", "7")
     identity = waits.out.split()[0]
     assert re.fullmatch(
-        rf"{ID} is number 1 in the queue: no GPU has enough free for .*\n", waits.out
+        rf"{ID} is number 1 in its line: no GPU has enough free for .*\n", waits.out
     )
     header, row = good(run, "queue").lines
-    assert header == ["#", "Allocation", "Tenant", "Priority", "Since", "Until", "Request"]
-    assert row[:4] == ["1", identity, "default", "7"]
-    assert row[-1] == "1g.10gb"
-    assert good(run, "queue", "--json").json[0]["id"] == identity
+    assert header[:4] == ["Tenant", "Request", "Waiting", "Oldest"]
+    assert row[:3] == ["default", "1g.10gb", "1"]
+    assert row[4:7] == ["capacity:", "no", "GPU"]
+    (line,) = good(run, "queue", "--json").json
+    assert (line["first"], line["waiting"], line["reserved"]) == (identity, 1, [])
+    header, row = good(run, "queue", "--requests").lines
+    assert header == [
+        "Allocation",
+        "Tenant",
+        "Request",
+        "Priority",
+        "Since",
+        "Until",
+        "Place",
+        "Why",
+    ]
+    assert row[:4] == [identity, "default", "1g.10gb", "7"]
+    assert row[-2:] == ["1", "capacity"]
+    assert good(run, "queue", "--requests", "--json").json[0]["id"] == identity
+    said = good(run, "queue", "--why", identity).out.splitlines()
+    assert 3 <= len(said) <= 6
+    assert said[0].startswith(f"{identity} waits for 1g.10gb of default, since ")
+    assert said[1].startswith("  why: capacity: no GPU has enough free for 1g.10gb")
+    assert said[2].startswith("  moves: not even moving all instances would make room: 0 slices")
+    assert said[3] == "  place: number 1 in its line; no other tenant comes first"
+    assert said[4].startswith("  expected: not known; it gives up at 20")
+    explained = good(run, "queue", "--why", identity, "--json").json["waiting"]
+    assert explained["repack"]["moves"] is None
+    assert "does not wait: it is placed" in good(run, "queue", "--why", whole).out
+    assert "give one of them" in refused(run, "queue", "--why", identity, "--requests")
     shown = good(run, "show", identity).out
-    assert "waiting    number 1 in the queue: no GPU" in shown
+    assert "waiting    number 1 in its line" in shown
+    assert "why        capacity: no GPU" in shown
     assert "until      20" in shown
     good(run, "release", whole)
     assert good(run, "show", identity, "--json").json["state"] == "placed"
@@ -259,7 +308,10 @@ def test_explain(run: Run, admin: Client) -> None:
     made = good(run, "explain", "3g.40gb", "--policy", "mfi", "--policy", "worst-fit")
     first, cost, *rest = made.out.splitlines()
     assert re.fullmatch(r"placed: 3g\.40gb would go to GPU \d of 'n1' at slice \d", first)
-    assert re.fullmatch(r"  by least-lost, at the cost of F [+-]\d+ and \d+ open placements", cost)
+    assert re.fullmatch(
+        r"  by rehearsed \(table least-lost\), at the cost of F [+-]\d+ and \d+ open placements",
+        cost,
+    )
     columns = ["Alternative", "Slices", "Start", "F", "Lost", "Alike", "Why", "not"]
     assert rest[1].split() == columns
     policies = {line.split()[0] for line in rest if " GPU " in line}
@@ -270,13 +322,13 @@ def test_explain(run: Run, admin: Client) -> None:
     several = good(run, "explain", "--compute", "1", "--count", "2", "--model", "A30-24GB").out
     assert several.count("1g.6gb on n2 GPU 0 at slice") == 2
     admin.allocate("7g.80gb")
-    admin.allocate("1g.10gb", wait_seconds=600, count=64)
+    admin.allocate("7g.80gb", wait_seconds=600)
     nowhere = good(run, "explain", "7g.80gb", "--policy", "mfi").out
     assert nowhere.startswith("rejected (capacity): ")
-    assert "  1 waiting request is served first\n" in nowhere
+    assert "  1 request waits for the same already\n" in nowhere
     assert re.search(r"^mfi +none: ", nowhere, re.MULTILINE)
-    admin.allocate("2g.20gb", wait_seconds=600, count=64)
-    assert "  2 waiting requests are served first\n" in good(run, "explain", "7g.80gb").out
+    admin.allocate("7g.80gb", wait_seconds=600)
+    assert "  2 requests wait for the same already\n" in good(run, "explain", "7g.80gb").out
 
 
 def test_invalid_requests(run: Run) -> None:
@@ -291,7 +343,7 @@ def test_invalid_requests(run: Run) -> None:
     assert "idempotency key must be" in refused(run, "submit", "1g.10gb", "--key", "")
     assert "unknown profile '9g.1gb'" in refused(run, "submit", "9g.1gb")
     assert "unknown policy 'x'" in refused(run, "explain", "1g.10gb", "--policy", "x")
-    assert "no tenant 'nobody'" in refused(run, "submit", "1g.10gb", "--tenant", "nobody")
+    assert "no tenant 'unknown'" in refused(run, "submit", "1g.10gb", "--tenant", "unknown")
     assert refused(run, "show", "nothing") == "no allocation 'nothing'"
     assert "not a valid name or id" in refused(run, "show", "../nodes")
     assert "'asleep' is not one of 'queued', 'placed'" in refused(run, "ls", "--state", "asleep")
@@ -331,15 +383,20 @@ def test_nodes(run: Run, admin: Client) -> None:
 
 
 def test_tenants_and_quotas(run: Run, admin: Client) -> None:
-    assert good(run, "tenants").lines[1] == ["default", "0", "0", "0", "0"]
+    assert good(run, "tenants").lines[1] == ["default", *("0000"), "1", "0", "0"]
     made = good(
         run, "tenants", "add", "acme", "--memory-slices", "8", "--instances", "2",
-        "--requests-per-second", "2.5", "--max-priority", "-1",
+        "--requests-per-second", "2.5", "--max-priority", "-1", "--weight", "0.5",
+        "--guarantee", "7", "--max-lease", "3600", "--default-lease", "90.5",
     )  # fmt: skip
     assert made.out == "acme: created\n"
     header, acme, _ = good(run, "tenants").lines
-    assert header == ["Tenant", "Memory", "Compute", "Instances", "Waiting", "Rate", "Priority"]
-    assert acme == ["acme", "0/8", "0", "0/2", "0", "2.5/s", "up", "to", "-1"]
+    assert header == [
+        "Tenant", "Memory", "Compute", "Instances", "Waiting",
+        "Weight", "Guarantee", "Priority", "Rate", "Lease",
+    ]  # fmt: skip
+    assert acme[:9] == ["acme", "0/8", "0", "0/2", "0", "0.5", "7", "-1", "2.5/s"]
+    assert " ".join(acme[9:]) == "90.5 s, at most 3600 s"
     assert good(run, "tenants", "quota", "acme", "--instances", "none").out == "acme: changed\n"
     changed = good(run, "tenants", "quota", "acme", "--compute-slices", "5", "--json").json
     assert changed["quota"] == {
@@ -347,21 +404,31 @@ def test_tenants_and_quotas(run: Run, admin: Client) -> None:
         "compute_slices": 5,
         "requests_per_second": 2.5,
         "max_priority": -1,
+        "weight": 0.5,
+        "guarantee": 7,
+        "default_lease_seconds": 90.5,
+        "max_lease_seconds": 3600,
     }
-    good(run, "tenants", "quota", "acme", "--max-priority", "none", "--memory-slices", "1e1")
+    good(run, "tenants", "quota", "acme", "--max-lease", "none", "--memory-slices", "1e1")
+    assert good(run, "tenants").lines[1][9:] == ["90.5", "s"]
     assert admin.tenant("acme").quota.memory_slices == 10
     full = run("submit", "3g.40gb", "--count", "3", "--tenant", "acme")
     assert full.status == 1
     assert full.err.startswith("rejected (quota): ")
     assert "already exists" in refused(run, "tenants", "add", "acme")
-    assert "name at least one limit" in refused(run, "tenants", "quota", "acme")
+    assert "name at least one term" in refused(run, "tenants", "quota", "acme")
     for text in ("some", "nan", "inf", "1.5", ""):
         assert refused(run, "tenants", "quota", "acme", "--instances", text) == (
             f"--instances must be a whole number or none, not {text!r}"
         )
-    assert "--requests-per-second must be a number or none, not 'x'" in refused(
-        run, "tenants", "add", "x", "--requests-per-second", "x"
-    )
+    for option, text, kind in (
+        ("--requests-per-second", "x", "a number or none"),
+        ("--max-lease", "inf", "a number or none"),
+        ("--weight", "none", "a number"),
+        ("--guarantee", "none", "a whole number"),
+    ):
+        told = refused(run, "tenants", "add", "x", option, text)
+        assert told == f"{option} must be {kind}, not {text!r}"
     assert "invalid quota.instances: expected int >= 0" in refused(
         run, "tenants", "add", "x", "--instances", "-1"
     )
@@ -378,7 +445,7 @@ def test_tokens(run: Run, admin: Client, service: Running, tmp_path: Path) -> No
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLICEWISE_TOKEN", secret)
         patch.delenv("SLICEWISE_TOKEN_FILE")
-        assert good(run, "tenants").lines[1:] == [["acme", "0", "0", "0", "0"]]
+        assert good(run, "tenants").lines[1:] == [["acme", *("0000"), "1", "0", "0"]]
         assert refused(run, "tokens") == "a token of role tenant may not do this"
         by_file = good(run, "tokens", "--token-file", str(service.token_file))  # goes first
         assert " admin " in by_file.out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -36,9 +37,17 @@ def test_score_follows_the_papers_example(capsys: pytest.CaptureFixture[str]) ->
         assert sum(parts) == document["score"][reading]
     text = printed(capsys, "score", "11000100")
     assert "2x4 = 8" in text
-    assert [line.split() for line in text.splitlines() if line.startswith("F ")] == [
+    assert [line.split() for line in text.splitlines() if re.match("F +[0-9]", line)] == [
         ["F", "16", "23"]
     ]
+    found = [(e["used"], e["compute"]["score"], e["either"]["score"]) for e in
+             document["compute_slices"]]  # fmt: skip
+    assert found == [(3, 13, 13), (2, 16, 16)]
+    assert document["compute_slices"][0]["compute"]["by_profile"]["3g.40gb"] == 6
+    assert re.search(r"^3 of 7 +13 +13 +1g\.20gb 1, 2g\.20gb 2, ", text, re.MULTILINE)
+    full = printed(capsys, "score", "11111111")
+    assert re.search(r"^7 of 7 +0 +0 +-", full, re.MULTILINE)
+    assert "F in compute slices is unknown" in printed(capsys, "score", "00000001")
 
 
 def test_geometry_lists_and_draws(capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,10 +176,19 @@ def test_reproduce_writes_everything(capsys: pytest.CaptureFixture[str], tmp_pat
             "utilization_percent", "active_gpus_percent", "fragmentation"}  # fmt: skip
     assert all(keys <= set(row) for row in document["results"])
     assert {row["policy"] for row in document["results"]} == {"MFI", "BF-BI", "WF-BI", "FF", "RR"}
+    assert {row["reading"] for row in document["results"]} == {"data", "text"}
     demands = sorted({row["demand"] for row in document["results"]})
     assert demands == [round(0.05 * i, 2) for i in range(20)]
-    assert len(document["results"]) == 4 * 5 * 20
-    assert (out / "results.csv").read_text().count("\n") == 1 + 400
+    assert len(document["results"]) == 2 * 4 * 5 * 20
+    assert (out / "results.csv").read_text().count("\n") == 1 + 800
+    assert len(document["mean_fragmentation"]) == 2 * 4 * 5
+    assert document["arithmetic"]["possible_gpus"] == [40, 80, 120, 160, 200]
+    counts: list[str] = []
+    for name, facts in document["readings"].items():
+        judged = [line[name]["within_margin"] for line in document["comparison"]]
+        assert (facts["within_margin"], facts["compared"]) == (sum(judged), len(judged))
+        counts.append(f"{name} {sum(judged)} of 80")
+    assert f"Figures within their margin: {', '.join(counts)}." in text
     for figure in ("demand-uniform", "bars", "fragmentation"):
         assert (out / f"{figure}.png").stat().st_size > 10_000
         assert (out / f"{figure}.svg").stat().st_size > 10_000
@@ -180,6 +198,12 @@ def test_reproduce_writes_everything(capsys: pytest.CaptureFixture[str], tmp_pat
     as_json = json.loads(printed(capsys, "reproduce", "--runs", "2", "--seed", "2", "--out",
                                  str(again), "--workers", "2", "--json"))  # fmt: skip
     assert as_json == document, "the same on two workers"
+    other = printed(capsys, "reproduce", "--runs", "2", "--seed", "2", "--out", str(again),
+                    "--workers", "1", "--reading", "text")  # fmt: skip
+    assert "reading text" in other
+    assert "reading data" in text
+    assert (again / "results.csv").read_text() == (out / "results.csv").read_text()
+    assert (again / "bars.svg").read_text() != (out / "bars.svg").read_text()
 
 
 def test_names_of_files_are_said_as_they_are(

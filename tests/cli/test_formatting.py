@@ -16,12 +16,13 @@ from tests.tenants import ref
 from slicewise.api.base import Fragmentation
 from slicewise.api.cluster import ModelUse
 from slicewise.api.nodes import GpuView, InstanceView
-from slicewise.cli import formatting as telling
+from slicewise.cli import formatting
 from slicewise.cli.event_text import event_line
 from slicewise.cli.top_screen import DETAILED_GPUS, EventRates, screen
 from slicewise.client import ClusterView, EventView, NodeView
 from slicewise.journal import agent_entries as hardware
-from slicewise.journal import entries
+from slicewise.journal import entries, policy_entries, reclaim_entries
+from slicewise.journal import lease_entries as leases
 from slicewise.journal.entries import AnyEntry, Part, QuotaRecord, Role, Want
 
 PART = Part("n1", 0, "A100-80GB", "1g.10gb", 6, 1, 1, 10.0)
@@ -46,6 +47,10 @@ FAILED = msgspec.structs.replace(RECORD, cause=entries.Cause.FAILED, detail="no 
         (entries.Ended(RECORD), "ended a1 of acme: lease ended"),
         (entries.Moved("a1", ref("acme"), 0, PART), "moved a1 of acme: now 1g.10gb on n1 GPU 0 at "
          "slice 6"),
+        (leases.LeaseExtended("a1", ref("acme"), 60.0, 90.0),
+         "lease-extended a1 of acme: its lease now ends at 1970-01-01T00:01:30.000Z"),
+        (leases.LeaseEnding("a1", ref("acme"), 90.0),
+         "lease-ending a1 of acme: its lease ends at 1970-01-01T00:01:30.000Z"),
         (entries.NodeAdded("n1", "A30", 2, 0), "node-added n1: 2 x A30"),
         (entries.NodeTurned("n1", entries.NodePhase.CORDONED), "node-turned n1: cordoned"),
         (entries.NodeRemoved("n1"), "node-removed n1"),
@@ -61,8 +66,16 @@ FAILED = msgspec.structs.replace(RECORD, cause=entries.Cause.FAILED, detail="no 
         (entries.ModelEntered(entries.GeometryRecord("A30", 4, 4, ())), "model-entered A30"),
         (entries.ModelForgotten("A30"), "model-forgotten A30"),
         (entries.ClockSet(-1.5), "clock-set service time moved by -1.500 seconds"),
-        (entries.Overtaken({3: 1, 4: 2}), "overtaken number 3 1 times, number 4 2 times"),
+        (entries.Reserved(ref("acme"), entries.Want("7g.80gb"), 1, ()),
+         "reserved acme: 7g.80gb: none"),
+        (entries.Reserved(ref("acme"), entries.Want("7g.80gb"), 2, (
+            entries.WindowRecord("n1", 0, "7g.80gb", 0),
+            entries.WindowRecord("n1", 1, "7g.80gb", 0, 60.0))),
+         "reserved acme: 2 x 7g.80gb at n1 GPU 0 slice 0, n1 GPU 1 slice 0 from "
+         "1970-01-01T00:01:00.000Z"),
         (entries.TurnTaken(7), "turn-taken to 7"),
+        (policy_entries.PolicyChosen(policy_entries.ChoiceRecord("time", leases=True), "why", 9, 0),
+         "policy-chosen time+leases: why"),
         (hardware.AgentJoined("n1", "s1", "b", "580", "1.0", 0, ("GPU-0",), True),
          "agent-joined n1: agent 1.0, driver 580, 1 GPU, after a reboot"),
         (hardware.GeometryAccepted("n1"), "geometry-accepted n1: the geometry of its driver"),
@@ -77,6 +90,14 @@ FAILED = msgspec.structs.replace(RECORD, cause=entries.Cause.FAILED, detail="no 
          "blocked"),
         (hardware.ForeignEvicted("n1", "MIG-1"), "foreign-evicted n1: MIG-1 will be destroyed"),
         (hardware.ForeignGone("n1", "MIG-1"), "foreign-gone n1: MIG-1"),
+        (reclaim_entries.Reclaiming("a1", ref("acme"), 30.0, reclaim_entries.GpuRef("n1", 0)),
+         "reclaiming a1 of acme: it ends at 1970-01-01T00:00:30.000Z"),
+        (reclaim_entries.Reclaiming("a1", ref("acme"), None),
+         "reclaiming a1 of acme: its notice was withdrawn"),
+        (reclaim_entries.HeldBack("a1", ref("acme"), 60.0),
+         "held-back a1 of acme: not before 1970-01-01T00:01:00.000Z"),
+        (reclaim_entries.HeldBack("a1", ref("acme"), None),
+         "held-back a1 of acme: it may be placed"),
         (entries.Ended(FAILED), "ended a1 of acme: failed; no luck"),
     ],
 )  # fmt: skip
@@ -112,7 +133,7 @@ def test_foreign_instances_and_holds_are_shown() -> None:
     assert "xx-!1" in line
     assert line.endswith("held: unknown, 2 GPUs")
     one = msgspec.structs.replace(node, holds={}, held_gpus=1)
-    assert telling.holds_of(one) == "1 GPU"
+    assert formatting.holds_of(one) == "1 GPU"
 
 
 def test_all_kinds_of_entries_are_covered() -> None:
@@ -239,7 +260,7 @@ def test_rates_use_a_sliding_window() -> None:
 def columns(*rows: tuple[str, ...], header: tuple[str, ...] = ("Name", "N", "Note")) -> list[str]:
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-        telling.print_columns(header, rows, "nothing")
+        formatting.print_columns(header, rows, "nothing")
     return out.getvalue().splitlines()
 
 
@@ -266,16 +287,16 @@ def test_columns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_timestamps_are_shortened() -> None:
     now = datetime(2026, 1, 2, 0, 30, tzinfo=UTC)
-    assert telling.short(None) == ""
-    assert telling.short("2026-01-02T00:29:59.123Z", now) == "00:29:59"
-    assert telling.short("2026-01-01T23:59:58.000Z", now) == "23:59:58"  # half an hour ago
-    assert telling.short("2026-01-02T12:29:59.999Z", now) == "12:29:59"
-    assert telling.short("2026-01-02T12:30:00.000Z", now) == "2026-01-02"
-    assert telling.short("2001-02-03T04:05:06.789Z") == "2001-02-03"
+    assert formatting.short(None) == ""
+    assert formatting.short("2026-01-02T00:29:59.123Z", now) == "00:29:59"
+    assert formatting.short("2026-01-01T23:59:58.000Z", now) == "23:59:58"  # half an hour ago
+    assert formatting.short("2026-01-02T12:29:59.999Z", now) == "12:29:59"
+    assert formatting.short("2026-01-02T12:30:00.000Z", now) == "2026-01-02"
+    assert formatting.short("2001-02-03T04:05:06.789Z") == "2001-02-03"
 
 
 def test_show_json_accepts_one_or_several(capsys: pytest.CaptureFixture[str]) -> None:
-    telling.show_json([PART])
+    formatting.show_json([PART])
     assert json.loads(capsys.readouterr().out) == [msgspec.to_builtins(PART)]
-    telling.print_result(PART, False, "a sentence")
+    formatting.print_result(PART, False, "a sentence")
     assert capsys.readouterr().out == "a sentence\n"

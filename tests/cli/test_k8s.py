@@ -12,6 +12,8 @@ from threading import Thread
 import pytest
 from tests.cli.test_refusals import outcome
 
+from slicewise.cli.k8s import _seconds
+
 
 @pytest.fixture
 def nowhere(tmp_path: Path) -> Path:
@@ -95,6 +97,10 @@ def test_a_cluster_that_is_too_old(tmp_path: Path) -> None:
         (["--listen", "nowhere"], "listen"),
         (["--listen", "0.0.0.0:8080"], "TLS"),
         (["--lease-seconds", "0"], "lease-seconds"),
+        (["--reserve-after", "soon"], "write a time such as 30s, 5m or 1h, or never"),
+        (["--reserve-after", "-1"], "write a time such as 30s, 5m or 1h, or never"),
+        (["--reserve-share", "1.5"], "reserve-share"),
+        (["--reserve-share", "nan"], "must be 0 to 1, not nan"),
         (["--context", "other"], "cannot connect to a Kubernetes cluster"),
         (["--listen", "127.0.0.1:0", "--tls-cert", "c.pem"], "tls"),
     ],
@@ -103,6 +109,15 @@ def test_what_is_asked_for_is_not_possible(
     nowhere: Path, arguments: list[str], problem: str
 ) -> None:
     assert problem in refused("--kubeconfig", str(nowhere), *arguments)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("0", 0.0), ("90", 90.0), ("1.5s", 1.5), ("5m", 300.0), ("1h", 3600.0), ("2d", 172_800.0)],
+)
+def test_times(text: str, seconds: float) -> None:
+    assert _seconds("--reserve-after", text) == seconds
+    assert _seconds("--reserve-after", "never") == float("inf")
 
 
 def test_without_the_client_it_says_what_to_install(nowhere: Path) -> None:

@@ -28,7 +28,7 @@ def document(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, A
 def test_everything_is_said_and_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     table, points, plot = (tmp_path / name for name in ("rows.csv", "curve.csv", "plot.svg"))
     options = [
-        *SMALL, "--mix", "uniform", "--distribution", "bimodal", "--policy", "default,worst-fit",
+        *SMALL, "--mix", "uniform", "--distribution", "bimodal", "--policy", "least-lost,worst-fit",
         "--reference", "peer-nvidia-dra",
     ]  # fmt: skip
     files = ["--csv", str(table), "--curve", str(points), "--plot", str(plot)]
@@ -239,7 +239,7 @@ def test_interrupted(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
         (["--load", "85", "--target-rejection", "0.00001%"], "or --runs 69658"),
         (["--load", "85", "--mix", "normal"], "unknown distribution 'normal'"),
         (["--load", "85", "--policy", "fifo"], "unknown policy 'fifo'"),
-        (["--load", "85", "--policy", "default,least-lost"], "'least-lost' is named twice"),
+        (["--load", "85", "--policy", "default,rehearsed"], "'rehearsed' is named twice"),
         (["--load", "85", "--reference", "fifo"], "unknown policy 'fifo'"),
         (["--load", "85", "--reference", "mfi,best-fit"], "--reference takes one policy"),
         (["--load", "85", "--step", "0"], "step must be 1 to"),

@@ -52,7 +52,7 @@ def outcome(arguments: list[str], files: tuple[str, ...] = ()) -> tuple[int, str
         (["geometry", "--geometry", "no-such.toml"], "no-such.toml: cannot be read"),
         ([*SIMULATE, "--policy", "fifo"], "unknown policy 'fifo'"),
         ([*SIMULATE, "--policy", "mfi,mfi"], "'mfi' is named twice"),
-        ([*SIMULATE, "--policy", "default,least-lost"], "'least-lost' is named twice"),
+        ([*SIMULATE, "--policy", "default,rehearsed"], "'rehearsed' is named twice"),
         ([*SIMULATE, "--distribution", "normal"], "unknown distribution 'normal'"),
         ([*SIMULATE, "--distribution", "uniform", "--distribution", "uniform"], "named twice"),
         ([*SIMULATE, "--distribution", "1g.10gb=0.9"], "sums to 0.9, not to 1"),
@@ -86,6 +86,7 @@ def outcome(arguments: list[str], files: tuple[str, ...] = ()) -> tuple[int, str
         (["reproduce", "--out", "/proc/nowhere"], "'/proc/nowhere' cannot be written"),
         (["reproduce", "--out", str(EXAMPLES / "trace.csv")], "trace.csv' is a file, not a folder"),
         (["reproduce", "--out", "x", "--runs", "-1"], "runs must be 1 to"),
+        (["reproduce", "--out", "x", "--reading", "mind"], "'mind' is not one of"),
         (["reproduce", "--out", "x", "--lifetime", "eternal"], "'eternal' is not one of"),
     ],
 )

@@ -115,13 +115,20 @@ def walk(client: Any) -> set[str]:
         "3g.40gb",
         models=["A100-80GB"],
         lease_seconds=600,
+        preemptible=True,
+        expected_seconds=300,
         labels={"app": "web", "a/b": "x:y"},
         idempotency_key="one",
     )
+    assert (first.preemptible, first.expected_seconds, first.lease_seconds) == (True, 300, 600)
     assert (first.state, first.node, first.profile) == ("placed", "n1", "3g.40gb")
     assert first.ends_at is not None
     assert do("allocate", "3g.40gb", models="A100-80GB", lease_seconds=600,
+              preemptible=True, expected_seconds=300,
               labels={"app": "web", "a/b": "x:y"}, idempotency_key="one") == first  # fmt: skip
+    longer = do("extend", first.id, 900, idempotency_key="more")
+    assert (longer.id, longer.lease_seconds) == (first.id, 900)
+    assert do("extend", first.id, 900, idempotency_key="more") == longer
     pair = do("allocate", Need(compute=1, memory_gb=8), count=2, tenant="default", models="a100")
     assert len(pair.instances) == 2
     assert pair.wanted.need == NeedBody(compute=1, memory_gb=8)
@@ -131,7 +138,7 @@ def walk(client: Any) -> set[str]:
         idempotency_key="batch",
     )
     assert [one.profile for one in batch] == ["1g.10gb", "2g.20gb"]
-    assert do("allocation", first.id) == first
+    assert do("allocation", first.id) == longer
     every = {first.id, pair.id, *(one.id for one in batch)}
     assert {one.id for one in do("allocations")} == every
     assert {one.id for one in do("allocations", page_size=1)} == every
@@ -153,6 +160,11 @@ def walk(client: Any) -> set[str]:
     assert waits.state == "queued"
     assert waits.waiting.position == 1
     assert [one.id for one in do("queue")] == [waits.id]
+    (line,) = do("queue_lines")
+    assert (line.first, line.waiting, line.count) == (waits.id, 1, 2)
+    assert do("allocation", waits.id).waiting.repack is None
+    assert "moving all" in do("allocation", waits.id, plan=True).waiting.repack.detail
+    assert do("dry_run", "7g.80gb", count=64, plan=True).repack.moves is None
     for identity in every:
         assert do("release", identity).state == "released"
     served = do("wait_until_placed", waits.id)
@@ -163,10 +175,19 @@ def walk(client: Any) -> set[str]:
         assert next(ended).id == waits.id
 
     # Tenants and tokens
-    tenant = do("add_tenant", "acme", Quota(instances=2, requests_per_second=50.5))
-    assert tenant.quota == Quota(instances=2, requests_per_second=50.5)
-    changed = do("change_quota", "acme", instances=None, memory_slices=8, max_priority=1)
-    assert changed.quota == Quota(memory_slices=8, requests_per_second=50.5, max_priority=1)
+    tenant = do("add_tenant", "acme", Quota(instances=2, requests_per_second=50.5, guarantee=3))
+    assert tenant.quota == Quota(instances=2, requests_per_second=50.5, guarantee=3)
+    changed = do("change_quota", "acme", instances=None, memory_slices=8, max_priority=1,
+                 weight=2.5, default_lease_seconds=60, max_lease_seconds=90)  # fmt: skip
+    assert changed.quota == Quota(
+        memory_slices=8,
+        requests_per_second=50.5,
+        max_priority=1,
+        weight=2.5,
+        guarantee=3,
+        default_lease_seconds=60,
+        max_lease_seconds=90,
+    )
     assert do("tenant", "acme") == changed
     assert [one.name for one in do("tenants")] == ["acme", "default"]
     token = do("issue_token", "tenant", tenant="acme", note="of a test", expires_in_seconds=60)
@@ -183,6 +204,7 @@ def walk(client: Any) -> set[str]:
     assert do("cluster").devices is None
     view = do("cluster", gpus=True)
     assert len(view.devices) == view.gpus == 3
+    assert do("policy").rehearsals.share == 0.05
     stats = do("stats", seconds=60, rejections=1)
     assert len(stats.rejections) <= 1 <= len(stats.points)
     with pytest.raises(RejectedError, match="in memory only"):
@@ -252,8 +274,8 @@ def test_tokens_of_other_roles(service: Running, make: Any, admin: Any) -> None:
         with pytest.raises(ApiError, match="role tenant may not do this") as refused:
             acme.add_node("n1", "A100-80GB", 1)
         assert refused.value.status == 403
-    with make(service.url, "sw_nobody") as nobody:
-        for ask in (nobody.whoami, lambda: next(nobody.events())):
+    with make(service.url, "sw_unknown") as stranger:
+        for ask in (stranger.whoami, lambda: next(stranger.events())):
             with pytest.raises(ApiError, match="unknown token") as unknown:
                 ask()
             assert unknown.value.status == 401
@@ -388,6 +410,8 @@ def test_a_wait_with_a_server_that_lags_behind(make: Any, role: str, after: str)
         "instances": [],
         "wanted": {"profile": "1g.10gb", "need": None, "models": []},
         "priority": 0,
+        "preemptible": False,
+        "reclaims": 0,
         "labels": {},
         "requested_at": "",
         "waiting": waiting,

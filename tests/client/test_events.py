@@ -222,8 +222,8 @@ def test_a_refused_stream_is_an_error(make: Any, status: int) -> None:
 
 
 def test_a_revoked_token_ends_the_stream(make: Any, paused: list[float]) -> None:
-    streams = Streams(stream(event(1)), problem(401, "nobody knows this token"))
-    with pytest.raises(ApiError, match="nobody knows this token"):
+    streams = Streams(stream(event(1)), problem(401, "unknown token"))
+    with pytest.raises(ApiError, match="unknown token"):
         take(make, streams, 2, 0)
 
 

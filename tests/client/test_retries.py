@@ -15,7 +15,7 @@ import pytest
 
 from slicewise.client import ApiError, AsyncClient, RejectedError, UnreachableError
 from slicewise.client import calls as calls_module
-from slicewise.client.transport import Endpoints, Request, Retry
+from slicewise.client.transport import Endpoints, RetriedCall, Retry
 from slicewise.core.errors import SlicewiseError
 
 WHO = {"id": "t1", "role": "admin", "tenant": None, "node": None, "note": "", "expires_at": None}
@@ -102,7 +102,7 @@ def test_repeatable_requests_are_retried_until_they_succeed(
 
 
 def test_a_retry_sends_the_same_key(make: Any) -> None:
-    script = Script(DROPPED, problem(503, "nobody knows"), DROPPED, said(201, NODE))
+    script = Script(DROPPED, problem(503, "the outcome is unknown"), DROPPED, said(201, NODE))
     with client(make, script) as c:
         assert c.add_node("n1", "A100-80GB", 1).name == "n1"
         assert len(script.keys) == 4
@@ -135,8 +135,8 @@ def test_unrepeatable_requests_are_sent_once(make: Any, failure: Exception) -> N
 
 
 def test_an_unrepeatable_request_with_an_unknown_outcome_is_not_retried(make: Any) -> None:
-    script = Script(problem(503, "nobody knows whether it was done"), said(201, TENANT))
-    with client(make, script) as c, pytest.raises(ApiError, match="nobody knows whether") as told:
+    script = Script(problem(503, "the outcome is unknown"), said(201, TENANT))
+    with client(make, script) as c, pytest.raises(ApiError, match="the outcome is unknown") as told:
         c.add_tenant("acme")
     assert told.value.status == 503
     assert len(script.requests) == 1
@@ -187,10 +187,10 @@ def test_no_server_answers(make: Any) -> None:
     script = Script(REFUSED)
     with (
         client(make, script, "http://a:1/,http://b:2", patience=0) as c,
-        pytest.raises(UnreachableError) as nobody,
+        pytest.raises(UnreachableError) as unknown,
     ):
         c.whoami()
-    assert str(nobody.value) == (
+    assert str(unknown.value) == (
         "no answer from http://a:1 or http://b:2: [Errno 111] Connection refused; "
         "is the service running there?"
     )
@@ -199,8 +199,8 @@ def test_no_server_answers(make: Any) -> None:
 
 def test_no_leader_until_the_deadline(make: Any) -> None:
     with (
-        client(make, Script(problem(503, "nobody leads at the moment")), patience=0) as c,
-        pytest.raises(ApiError, match=r"^nobody leads at the moment$"),
+        client(make, Script(problem(503, "no process leads at the moment")), patience=0) as c,
+        pytest.raises(ApiError, match=r"^no process leads at the moment$"),
     ):
         c.whoami()
 
@@ -310,7 +310,7 @@ def test_readiness_of_a_server_that_is_not_ready(make: Any) -> None:
 def test_patience_is_measured_by_the_clock() -> None:
     now = [100.0]
     endpoints = Endpoints("http://a,http://b", "sw_x", patience=10, clock=lambda: now[0])
-    request = Request(endpoints, calls_module.whoami())
+    request = RetriedCall(endpoints, calls_module.whoami())
     assert request.failed(REFUSED) == Retry(0)
     now[0] = 109.0
     assert request.failed(REFUSED).delay > 0

@@ -10,6 +10,8 @@ from slicewise.config.settings import KEYS, Settings
 from slicewise.config.sources import assignments, read_settings
 from slicewise.config.values import Address
 from slicewise.core.errors import SlicewiseError
+from slicewise.engine.reclaim import ReclaimRules
+from slicewise.engine.reservation_rules import ReservationRules
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -25,19 +27,23 @@ def test_without_sources_all_settings_are_defaults() -> None:
     assert settings == Settings()
     assert str(settings.listen) == "127.0.0.1:8080"
     assert settings.address == "http://127.0.0.1:8080"
-    assert (settings.discipline.backfill, settings.discipline.overtakes) == (32, 100)
+    assert settings.reservation_rules == ReservationRules(after=300, share=0.1)
 
 
 def test_flags_override_the_environment_which_overrides_the_file(tmp_path: Path) -> None:
     path = file(
         tmp_path,
-        'policy = "mfi"\nlisten = "[::1]:1"\n[queue]\nbackfill = 1\novertakes = 1\n'
+        'policy = "mfi"\nlisten = "[::1]:1"\n[queue]\nreserve_after = 1\nreserve_share = 0.1\n'
         '[limits]\nrequests_per_second = 5\n[tls]\ncert = "c"\nkey = "k"\n',
     )
-    environment = {"SLICEWISE_QUEUE_BACKFILL": "2", "SLICEWISE_QUEUE_OVERTAKES": "2", "HOME": "/"}
-    flags = {"queue.backfill": 3, "data": tmp_path, "database": None}
+    environment = {
+        "SLICEWISE_QUEUE_RESERVE_AFTER": "2",
+        "SLICEWISE_QUEUE_RESERVE_SHARE": "0.2",
+        "HOME": "/",
+    }
+    flags = {"queue.reserve_after": 3, "data": tmp_path, "database": None}
     settings = read_settings(flags, environment, path)
-    assert (settings.backfill, settings.overtakes) == (3, 2)
+    assert (settings.reserve_after, settings.reserve_share) == (3, 0.2)
     assert (settings.policy, settings.data) == ("mfi", tmp_path)
     assert settings.listen == Address("::1", 1)
     assert settings.requests_per_second == 5.0
@@ -48,15 +54,19 @@ def test_every_key_can_be_set_in_the_environment() -> None:
     values = {
         "data": "d", "listen": "localhost:1", "listen_without_tls": "yes", "advertise": "http://x",
         "database": "postgresql://u:p@h/d", "tls.cert": "c", "tls.key": "k", "policy": "first-fit",
-        "geometry": "a.toml,b.toml", "queue.backfill": "1", "queue.overtakes": "1",
+        "geometry": "a.toml,b.toml", "queue.reserve_after": "1", "queue.reserve_share": "0.5",
+        "queue.reclaim": "guarantee", "queue.reclaim_grace": "1", "queue.reclaim_min_run": "2",
+        "queue.reclaim_notice": "3", "queue.preemptible_price": "50",
+        "rehearsal.enabled": "no", "rehearsal.share": "0.2",
         "limits.requests_per_second": "1.5", "limits.body_bytes": "2_048",
         "limits.head_bytes": "2048", "limits.page": "10", "limits.streams": "1",
         "limits.streams_per_tenant": "1", "limits.requests_in_flight": "7",
         "limits.connections": "99",
         "limits.unread_bytes": "65536", "limits.unread_bytes_in_all": "65536",
-        "limits.queued_per_tenant": "9", "limits.waiting": "5",
+        "limits.queued_per_tenant": "9", "limits.lines_per_tenant": "3", "limits.waiting": "5",
         "require_history": "yes", "journal.days": "30", "journal.archive": "a",
-        "answers.hours": "1", "lease.seconds": "3", "clock.max_gap_hours": "2",
+        "answers.hours": "1", "lease.seconds": "3", "leases.warning_seconds": "60",
+        "clock.max_gap_hours": "2",
         "agents.lost_seconds": "30",
         "agents.after_reboot": "fail", "extender.enabled": "true", "extender.kubeconfig": "k",
         "extender.client_ca": "a", "extender.client_name": "s", "extender.tenants": "refuse",
@@ -83,8 +93,8 @@ def test_every_key_can_be_set_in_the_environment() -> None:
         ({"advertise": "host:8080"}, {}, "", "advertise (flag): must be a URL, such as https"),
         ({"advertise": "http://[::1"}, {}, "", "advertise (flag): Invalid IPv6 URL"),
         ({}, {}, "listen = 7", "slicewise.toml): must be text in one line, not 7"),
-        ({}, {}, "[queue]\nbackfill = true", "must be a whole number from 0 to 10000, not True"),
-        ({}, {}, "[queue]\nbackfill = 1.5", "must be a whole number from 0 to 10000, not 1.5"),
+        ({}, {}, "[queue]\nreserve_share = true", "must be a number from 0 to 1, not True"),
+        ({}, {}, "[queue]\nreserve_share = 1.5", "must be a number from 0 to 1"),
         ({}, {"SLICEWISE_LEASE_SECONDS": "soon"}, "", "must be a number from 0.5 to 3600"),
         ({}, {"SLICEWISE_LEASE_SECONDS": "nan"}, "", "must be a number from 0.5 to 3600"),
         ({}, {}, "[lease]\nseconds = true", "must be a number"),
@@ -94,8 +104,8 @@ def test_every_key_can_be_set_in_the_environment() -> None:
         ({}, {}, 'policy = "mfy"', "unknown policy 'mfy'; did you mean mfi"),
         ({"log.format": "xml"}, {}, "", "must be text or json, not 'xml'"),
         ({}, {}, "queues = 1", "unknown setting"),
-        ({}, {}, "[queue]\nbackfil = 1", "did you mean queue.backfill"),
-        ({}, {"SLICEWISE_QUEUE_BACKFIL": "1"}, "", "did you mean SLICEWISE_QUEUE_BACKFILL?"),
+        ({}, {}, "[queue]\nreserve_afte = 1", "did you mean queue.reserve_after"),
+        ({}, {"SLICEWISE_QUEUE_RESERVE_SHAR": "1"}, "", "SLICEWISE_QUEUE_RESERVE_SHARE?"),
         ({"nonsense": 1}, {}, "", "unknown setting (flag) 'nonsense'"),
         ({"tls.cert": "c"}, {}, "", "tls.key is missing"),
         ({"tls.key": "c"}, {}, "", "tls.cert is missing"),
@@ -129,6 +139,25 @@ def test_a_missing_file(tmp_path: Path) -> None:
         read_settings({}, {}, tmp_path / "nowhere.toml")
 
 
+def test_rules_of_reclaim() -> None:
+    assert not Settings().reclaim_rules.enabled
+    chosen = {
+        "queue.reclaim": "guarantee",
+        "queue.reclaim_grace": "0",
+        "queue.reclaim_min_run": "60",
+        "queue.reclaim_notice": "5.5",
+    }
+    assert read_settings(chosen, {}).reclaim_rules == ReclaimRules(True, 0, 60, 5.5)
+    for key, value in (
+        ("queue.reclaim", "always"),
+        ("queue.reclaim_notice", "-1"),
+        ("queue.preemptible_price", "0"),
+        ("queue.preemptible_price", "101"),
+    ):
+        with pytest.raises(SlicewiseError, match=key):
+            read_settings({key: value}, {})
+
+
 def test_unrelated_variables_with_the_prefix_are_ignored() -> None:
     assert read_settings({}, {"SLICEWISE_SERVICE_HOST": "10.0.0.1"}) == Settings()
 
@@ -146,9 +175,9 @@ def test_listening_beyond_loopback_needs_tls_or_consent() -> None:
 
 
 def test_assignments() -> None:
-    assert assignments(["queue.backfill=3"]) == {"queue.backfill": "3"}
+    assert assignments(["queue.reserve_after=3"]) == {"queue.reserve_after": "3"}
     with pytest.raises(SlicewiseError, match="KEY=VALUE"):
-        assignments(["queue.backfill"])
+        assignments(["queue.reserve_after"])
     with pytest.raises(SlicewiseError, match="unknown setting"):
         assignments(["x=1"])
 

@@ -12,7 +12,7 @@ from tests.control.control_plane import ControlPlane
 from tests.tenants import ref
 
 from slicewise.control.answers import Answer
-from slicewise.control.ports import FencedError, Kept, Key, Store, StoreError, rows_after
+from slicewise.control.ports import FencedError, IdempotencyKey, Kept, Store, StoreError, rows_after
 from slicewise.control.snapshot import snapshot_of
 from slicewise.control.state import State
 from slicewise.journal.entries import (
@@ -49,7 +49,7 @@ def kept(status: int = 201, body: bytes = b'{"id":"a1"}', digest: str = "d") -> 
 def test_an_empty_journal(led: Led) -> None:
     assert led.journal.rows(0, 10) == []
     assert led.journal.last_snapshot() is None
-    assert led.journal.answers([Key("t", "k")]) == {}
+    assert led.journal.answers([IdempotencyKey("t", "k")]) == {}
     assert led.journal.answers([]) == {}
 
 
@@ -76,16 +76,29 @@ def test_rows_are_paged(led: Led) -> None:
 
 def test_answers_are_found_by_owner_and_key(led: Led) -> None:
     mine = kept(409, '{"detail":"ü"}'.encode(), "digest")
-    led.journal.append(led.epoch, [], [(Key("a", "k"), mine, NOW), (Key("b", "k"), kept(), NOW)])
-    led.journal.append(led.epoch, tenants(1, 1), [(Key("a", "l"), kept(), NOW)])
-    asked = [Key("a", "k"), Key("a", "nobody's"), Key("b", "k"), Key("b", "l"), Key("a", "k")]
-    assert led.journal.answers(asked) == {Key("a", "k"): mine, Key("b", "k"): kept()}
+    led.journal.append(
+        led.epoch,
+        [],
+        [(IdempotencyKey("a", "k"), mine, NOW), (IdempotencyKey("b", "k"), kept(), NOW)],
+    )
+    led.journal.append(led.epoch, tenants(1, 1), [(IdempotencyKey("a", "l"), kept(), NOW)])
+    asked = [
+        IdempotencyKey("a", "k"),
+        IdempotencyKey("a", "missing"),
+        IdempotencyKey("b", "k"),
+        IdempotencyKey("b", "l"),
+        IdempotencyKey("a", "k"),
+    ]
+    assert led.journal.answers(asked) == {
+        IdempotencyKey("a", "k"): mine,
+        IdempotencyKey("b", "k"): kept(),
+    }
 
 
 def test_answers_of_a_large_batch(led: Led) -> None:
-    keys = [Key(f"t{i % 7}", f"{i}'\"%s{{}}") for i in range(1500)]
+    keys = [IdempotencyKey(f"t{i % 7}", f"{i}'\"%s{{}}") for i in range(1500)]
     led.journal.append(led.epoch, [], [(key, kept(digest=key.key), NOW) for key in keys])
-    found = led.journal.answers([*keys, Key("t1", "missing")])
+    found = led.journal.answers([*keys, IdempotencyKey("t1", "missing")])
     assert found == {key: kept(digest=key.key) for key in keys}
 
 
@@ -93,9 +106,9 @@ def test_a_stale_epoch_is_fenced(led: Led) -> None:
     led.journal.append(led.epoch, tenants(1, 2), [])
     for wrong in (led.epoch - 1, led.epoch + 1):
         with pytest.raises(FencedError):
-            led.journal.append(wrong, tenants(3, 1), [(Key("a", "k"), kept(), NOW)])
+            led.journal.append(wrong, tenants(3, 1), [(IdempotencyKey("a", "k"), kept(), NOW)])
     assert led.journal.rows(0, 10) == tenants(1, 2)
-    assert led.journal.answers([Key("a", "k")]) == {}
+    assert led.journal.answers([IdempotencyKey("a", "k")]) == {}
 
 
 def test_the_latest_snapshot_is_kept(led: Led) -> None:
@@ -170,32 +183,32 @@ def test_rows_with_a_gap_are_refused(store: Store) -> None:
     assert store.last_seq() == 3
     for first in (1, 3, 5):
         with pytest.raises(StoreError):
-            store.append(epoch, tenants(first, 2), [(Key("a", "k"), kept(), NOW)])
+            store.append(epoch, tenants(first, 2), [(IdempotencyKey("a", "k"), kept(), NOW)])
     assert store.rows(0, 10) == tenants(1, 3)
-    assert store.answers([Key("a", "k")]) == {}
+    assert store.answers([IdempotencyKey("a", "k")]) == {}
     store.append(epoch, tenants(4, 2), [])
     assert store.last_seq() == 5
 
 
 def test_a_key_is_answered_once(store: Store) -> None:
     epoch = lead(store)
-    store.append(epoch, tenants(1, 1), [(Key("a", "k"), kept(), NOW)])
+    store.append(epoch, tenants(1, 1), [(IdempotencyKey("a", "k"), kept(), NOW)])
     with pytest.raises(StoreError):
-        store.append(epoch, tenants(2, 1), [(Key("a", "k"), kept(409), NOW)])
+        store.append(epoch, tenants(2, 1), [(IdempotencyKey("a", "k"), kept(409), NOW)])
     assert store.last_seq() == 1
-    assert store.answers([Key("a", "k")]) == {Key("a", "k"): kept()}
+    assert store.answers([IdempotencyKey("a", "k")]) == {IdempotencyKey("a", "k"): kept()}
 
 
 def test_a_big_batch(store: Store) -> None:
     epoch = lead(store)
     rows = tenants(1, 3000)
-    store.append(epoch, rows, [(Key("t", str(i)), kept(), NOW) for i in range(512)])
+    store.append(epoch, rows, [(IdempotencyKey("t", str(i)), kept(), NOW) for i in range(512)])
     assert store.rows(0, 5000) == rows
 
 
 def test_old_answers_are_deleted(store: Store) -> None:
     epoch = lead(store)
-    keys = [Key("t", str(i)) for i in range(6000)]
+    keys = [IdempotencyKey("t", str(i)) for i in range(6000)]
     store.append(epoch, [], [(key, kept(), NOW + i) for i, key in enumerate(keys)])
     assert store.forget_answers(NOW) == 0
     forgotten = 0
@@ -234,7 +247,7 @@ def test_history_filters(store: Store) -> None:
     for before, limit, tenant, subject, kinds in itertools.product(
         (None, 1, 33, 71),
         (1, 5, 1000),
-        (None, "a", "b", "nobody"),
+        (None, "a", "b", "unknown"),
         (None, "t1", "a", "nothing"),
         ((), ("rejected",), ("token-issued", "rejected"), ("tenant-set", "token-revoked"), ("x",)),
     ):
@@ -314,7 +327,7 @@ def test_calls_from_many_threads(store: Store) -> None:
     for reader in readers:
         reader.start()
     for row in rows:
-        store.append(epoch, [row], [(Key("t", str(row.seq)), kept(), NOW)])
+        store.append(epoch, [row], [(IdempotencyKey("t", str(row.seq)), kept(), NOW)])
     done.set()
     for reader in readers:
         reader.join()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import msgspec
@@ -20,8 +19,9 @@ from slicewise.control.commands import (
 from slicewise.control.geometries import record_of
 from slicewise.control.handler import CommandHandler
 from slicewise.control.state import State
-from slicewise.engine.queue import Discipline
-from slicewise.journal.entries import QuotaRecord, Row, Seconds, Want
+from slicewise.engine.reclaim import ReclaimRules
+from slicewise.engine.reservation_rules import ReservationRules
+from slicewise.journal.entries import QuotaRecord, Row, Seconds, Want, decode, encode
 
 A100 = record_of(load_geometry("A100-80GB"))
 A30 = record_of(load_geometry("A30"))
@@ -33,28 +33,36 @@ class ControlPlane:
     def __init__(
         self,
         policy: str = "default",
-        discipline: Discipline | None = None,
+        rules: ReservationRules | None = None,
         state: State | None = None,
         first_id: int = 0,
+        lease_warning: Seconds = 0,
+        reclaim: ReclaimRules | None = None,
     ) -> None:
         self.policy = policy
-        self.discipline = discipline or Discipline(backfill=4, overtakes=3)
+        self.lease_warning = lease_warning
+        self.rules = rules or ReservationRules()
         self.state = state or self.fresh()
-        ids = itertools.count(first_id)
-        self.handler = CommandHandler(self.state, lambda letter: f"{letter}{next(ids)}")
+        self.used_ids = first_id
+        self.handler = CommandHandler(self.state, self._new_id, rules=self.rules, reclaim=reclaim)
+        self.actor = internal("tester")
         self.rows: list[Row] = []
         self.now: Seconds = 1000.0
 
+    def _new_id(self, letter: str) -> str:
+        self.used_ids += 1
+        return f"{letter}{self.used_ids - 1}"
+
     def fresh(self) -> State:
         """Return an empty state."""
-        return State(self.policy, self.discipline)
+        return State(self.policy, lease_warning=self.lease_warning)
 
     def ask(self, command: Command) -> tuple[int, Any]:
         """Decide a command and serve the queue; return the status and the decoded body."""
         self.handler.expire(self.now)
-        answer = self.handler.decide(command, internal("tester"), self.now)
+        answer = self.handler.decide(command, self.actor, self.now)
         self.handler.serve_queue(self.now)
-        self.rows += self.handler.take_rows()
+        self.take_rows()
         return answer.status, msgspec.json.decode(answer.body)
 
     def wait(self, seconds: Seconds) -> list[Row]:
@@ -62,7 +70,13 @@ class ControlPlane:
         self.now += seconds
         self.handler.expire(self.now)
         self.handler.serve_queue(self.now)
+        return self.take_rows()
+
+    def take_rows(self) -> list[Row]:
+        """Return the rows written since the last call; all of them can be read again."""
         rows = self.handler.take_rows()
+        for row in rows:
+            assert decode(encode(row.entry)) == row.entry
         self.rows += rows
         return rows
 

@@ -392,7 +392,7 @@ def test_the_state_of_an_allocation_on_several_nodes() -> None:
     managed.phase(one, "active", index=index, uuid="MIG-1")
     assert managed.state.allocations[one["id"]].state == "active"
     managed.control.release(one["id"])
-    assert managed.state.nodes["plain"].instances == 0, "nobody has to say so there"
+    assert managed.state.nodes["plain"].instances == 0, "no agent has to report it there"
     assert managed.node.instances == 1
     snapshot = snapshot_of(managed.state)
     assert (
@@ -479,7 +479,7 @@ def test_a_reboot_frees_leaving_instances_of_a_missing_gpu() -> None:
     managed.control.release(one["id"])
     left = f"GPU-{other['gpu']}"
     managed.hello(gpus=(left,))
-    assert managed.node.instances == 2, "nobody knows"
+    assert managed.node.instances == 2, "the outcome is unknown"
     managed.hello(gpus=(left,), boot="b2")
     assert managed.node.instances == 1, "no instance outlives a restart"
 
@@ -756,7 +756,7 @@ def test_adopting_is_refused() -> None:
     managed.control.tenant("small", instances=0)
     managed.report(foreign=(foreign_report(),))
     for command, status, reason in (
-        (Adopt("g", "MIG-x", "nobody"), 404, None),
+        (Adopt("g", "MIG-x", "unknown"), 404, None),
         (Adopt("g", "MIG-none", "acme"), 404, None),
         (Adopt("nowhere", "MIG-x", "acme"), 404, None),
         (Adopt("g", "MIG-x", "small"), 409, "quota"),

@@ -47,7 +47,7 @@ class Watch:
     """Follows the journal row by row, and checks the invariants after each row."""
 
     def __init__(self, control: ControlPlane, index: AllocationIndex | None = None) -> None:
-        self.state = State(control.policy, control.discipline, index)
+        self.state = State(control.policy, index)
         self.twin = Occupancy()
         self.seen = 0
         self.failed: set[str] = set()

@@ -16,6 +16,7 @@ from slicewise.control.commands import (
     CreateAll,
     CreateOn,
     Drain,
+    Extend,
     IssueToken,
     MoveInstance,
     Release,
@@ -27,8 +28,6 @@ from slicewise.control.commands import (
     Terms,
     Uncordon,
 )
-from slicewise.control.feasibility import fits_empty_cluster, instances_per_gpu
-from slicewise.control.geometries import geometry_of
 from slicewise.control.handler import CommandHandler
 from slicewise.control.snapshot import restore_snapshot, snapshot_of
 from slicewise.control.state import State, request_of
@@ -36,7 +35,7 @@ from slicewise.core.cluster import Cluster
 from slicewise.core.geometry import Profile
 from slicewise.core.request import Request
 from slicewise.core.states import GpuState
-from slicewise.engine.queue import Discipline
+from slicewise.engine.reservation_rules import ReservationRules
 from slicewise.engine.scheduler import Scheduler
 from slicewise.journal.entries import (
     LATEST,
@@ -46,6 +45,7 @@ from slicewise.journal.entries import (
     NodePhase,
     QuotaRecord,
     Rejected,
+    Reserved,
     Role,
     Served,
     Want,
@@ -156,18 +156,11 @@ def test_a_batch_is_all_or_none(control: ControlPlane) -> None:
     assert control.state.cluster.instance_count == 0
 
 
-def test_a_batch_overtakes_the_queue_as_far_as_backfill_allows() -> None:
+def test_a_batch_takes_room_that_no_queued_request_can_use(control: ControlPlane) -> None:
     one = Terms(Want(profile="1g.10gb"))
-    for backfill, status in ((0, 409), (4, 201)):
-        control = ControlPlane(discipline=Discipline(backfill=backfill))
-        control.tenant()
-        control.node()
-        control.create("4g.40gb")
-        assert control.create("7g.80gb", wait=100)[0] == 202
-        answer, body = control.ask(CreateAll("acme", (one, one)))
-        assert answer == status
-        if status == 409:
-            assert "waits" in body["detail"]
+    control.create("4g.40gb")
+    assert control.create("7g.80gb", wait=100)[0] == 202
+    assert control.ask(CreateAll("acme", (one, one)))[0] == 201
     too_much = (one, Terms(Want(profile="7g.80gb")))
     status, body = control.ask(CreateAll("acme", too_much))
     assert (status, body["index"]) == (409, 1)
@@ -175,7 +168,7 @@ def test_a_batch_overtakes_the_queue_as_far_as_backfill_allows() -> None:
 
 
 def test_a_request_that_can_never_fit_does_not_block_the_queue() -> None:
-    control = ControlPlane(discipline=Discipline(backfill=4, overtakes=1))
+    control = ControlPlane()
     control.tenant()
     control.tenant("other")
     control.node()
@@ -188,19 +181,6 @@ def test_a_request_that_can_never_fit_does_not_block_the_queue() -> None:
     control.node("n2")  # now it can fit, once n0 is empty or another node joins
     control.node("n3")
     assert not len(control.state.waiting)
-
-
-@pytest.mark.parametrize(
-    ("profile", "most_on_one"),
-    [("1g.10gb", 7), ("1g.10gb+me", 1), ("1g.20gb", 4), ("2g.20gb", 3), ("3g.40gb", 2),
-     ("4g.40gb", 1), ("7g.80gb", 1)],
-)  # fmt: skip
-def test_instances_per_empty_gpu(profile: str, most_on_one: int) -> None:
-    geometry = geometry_of(A100)
-    assert instances_per_gpu(geometry, geometry.profile(profile)) == most_on_one
-    assert fits_empty_cluster(Request(profile), 3 * most_on_one, {geometry: 3})
-    assert not fits_empty_cluster(Request(profile), 3 * most_on_one + 1, {geometry: 3})
-    assert not fits_empty_cluster(Request("9g.9gb"), 1, {geometry: 3})
 
 
 def test_releasing_twice_is_not_found(control: ControlPlane) -> None:
@@ -255,7 +235,7 @@ def test_a_batch_counts_as_a_whole_against_the_quota() -> None:
 
 
 def test_one_pass_of_the_queue_stays_within_the_quota() -> None:
-    control = ControlPlane(discipline=Discipline(backfill=8, overtakes=8))
+    control = ControlPlane()
     control.tenant(instances=2)
     control.tenant("blocker")
     control.node()
@@ -273,11 +253,93 @@ def test_one_pass_of_the_queue_stays_within_the_quota() -> None:
     assert control.state.allocations[ids[2]].state == "placed"
 
 
-def test_a_quota_limits_priorities(control: ControlPlane) -> None:
+def test_a_request_may_have_any_priority(control: ControlPlane) -> None:
     control.ask(SetTenant("acme", QuotaRecord(max_priority=5), new=False))
-    assert control.create("1g.10gb", priority=5)[0] == 201
-    status, body = control.create("1g.10gb", priority=6)
-    assert (status, body["reason"]) == (409, "quota")
+    assert control.create("1g.10gb", priority=6)[1]["priority"] == 6
+
+
+def test_the_terms_of_a_request_are_recorded(control: ControlPlane) -> None:
+    _, placed = control.create("7g.80gb", preemptible=True, expected_seconds=90.0)
+    _, queued = control.create("1g.10gb", wait=100, lease=30.0)
+    assert (placed["preemptible"], placed["expected_seconds"]) == (True, 90)
+    assert "lease_seconds" not in placed
+    assert queued["lease_seconds"] == 30
+    assert not {"preemptible", "expected_seconds"} & set(queued)
+    record = control.state.allocations[placed["id"]]
+    assert (record.preemptible, record.expected_seconds, record.lease) == (True, 90, None)
+    assert control.wait(91) == [], "the expectation ends nothing"
+
+
+@pytest.mark.parametrize(
+    ("default", "longest", "asked", "granted"),
+    [
+        (None, None, None, None),
+        (None, None, 1e6, 1e6),
+        (60.0, None, None, 60.0),
+        (60.0, None, 1e6, 1e6),
+        (60.0, 90.0, None, 60.0),
+        (60.0, 90.0, 90.0, 90.0),
+        (None, 90.0, None, 90.0),
+        (None, 90.0, 10.0, 10.0),
+    ],
+)
+def test_a_tenant_has_a_default_lease(
+    control: ControlPlane,
+    default: float | None,
+    longest: float | None,
+    asked: float | None,
+    granted: float | None,
+) -> None:
+    quota = QuotaRecord(default_lease_seconds=default, max_lease_seconds=longest)
+    assert control.ask(SetTenant("acme", quota, new=False))[0] == 200
+    terms = Terms(Want(profile="1g.10gb"), lease=asked)
+    _, alone = control.ask(Create("acme", terms))
+    _, (several) = control.ask(CreateAll("acme", (terms, terms)))
+    for view in (alone, *several["allocations"]):
+        assert control.state.allocations[view["id"]].lease == granted
+        assert (view["ends_at"] is None) == (granted is None)
+
+
+def test_a_lease_longer_than_the_tenants_maximum_is_refused(control: ControlPlane) -> None:
+    control.ask(SetTenant("acme", QuotaRecord(max_lease_seconds=90), new=False))
+    good, bad = (Terms(Want(profile="1g.10gb"), lease=lease) for lease in (90, 90.5))
+    told = "a lease of tenant 'acme' lasts at most 90 seconds, not 90.5"
+    for command, index in (
+        (Create("acme", bad), None),
+        (CreateAll("acme", (good, bad)), 1),
+    ):
+        status, body = control.ask(command)
+        assert (status, body["reason"], body["detail"]) == (409, "quota", told)
+        assert body.get("index") == index
+    assert not control.state.allocations
+
+
+def test_a_default_lease_does_not_end_allocations_made_for_a_pod(control: ControlPlane) -> None:
+    control.ask(SetTenant("acme", QuotaRecord(default_lease_seconds=60), new=False))
+    terms = Terms(Want(profile="1g.10gb"), labels={"pod": "p1"})
+    status, body = control.ask(CreateOn("acme", "n0", (terms,), "pod"))
+    assert (status, body["allocations"][0]["ends_at"]) == (201, None)
+
+
+@pytest.mark.parametrize(
+    ("quota", "field"),
+    [
+        (QuotaRecord(memory_slices=7, guarantee=8), "quota.guarantee"),
+        (
+            QuotaRecord(default_lease_seconds=61, max_lease_seconds=60),
+            "quota.default_lease_seconds",
+        ),
+    ],
+)
+def test_contradictory_terms_of_a_tenant_are_refused(
+    control: ControlPlane, quota: QuotaRecord, field: str
+) -> None:
+    for new, name in ((False, "acme"), (True, "beta")):
+        status, body = control.ask(SetTenant(name, quota, new=new))
+        assert (status, body["field"]) == (400, field)
+    assert control.state.tenants_by_name["acme"].quota == QuotaRecord()
+    fine = QuotaRecord(memory_slices=7, guarantee=7, default_lease_seconds=60, max_lease_seconds=60)
+    assert control.ask(SetTenant("beta", fine, new=True))[0] == 201
 
 
 def test_a_queued_request_is_served_when_room_appears(control: ControlPlane) -> None:
@@ -291,7 +353,7 @@ def test_a_queued_request_is_served_when_room_appears(control: ControlPlane) -> 
 
 
 def test_a_rejected_request_does_not_delay_the_queue() -> None:
-    control = ControlPlane(discipline=Discipline(backfill=0))
+    control = ControlPlane()
     control.tenant()
     control.node(gpus=2)
     _, first = control.create("7g.80gb")
@@ -316,7 +378,7 @@ def test_leases_of_released_allocations_are_dropped(control: ControlPlane) -> No
     _, last = control.create("1g.10gb", lease=60.0)
     for row in control.rows:
         replica.apply(row)
-    assert len(replica.placements.leases) < 150
+    assert len(replica.placements.lease_times) < 150
     control.wait(60)
     assert last["id"] not in control.state.allocations
 
@@ -352,40 +414,63 @@ def test_a_lease_ends(control: ControlPlane) -> None:
     assert control.state.next_lease is None
 
 
-def test_without_backfill_no_request_overtakes_the_head() -> None:
-    control = ControlPlane(discipline=Discipline(backfill=0))
-    control.tenant()
+def test_a_flood_of_one_tenant_keeps_no_window_from_another(control: ControlPlane) -> None:
     control.tenant("other")
-    control.node()
     control.create("4g.40gb")
-    assert control.create("7g.80gb", wait=100)[0] == 202
-    status, body = control.create("1g.10gb", tenant="other")
-    assert status == 409
-    assert "waits" in body["detail"]
-    assert control.create("1g.10gb", tenant="other", wait=100)[0] == 202
-
-
-def test_with_backfill_a_request_is_overtaken_a_limited_number_of_times() -> None:
-    control = ControlPlane(discipline=Discipline(backfill=4, overtakes=2))
-    control.tenant()
-    control.tenant("other")
-    control.node()
-    control.create("4g.40gb")
-    _, head = control.create("7g.80gb", wait=100)
+    for _ in range(40):
+        assert control.create("7g.80gb", wait=100)[0] == 202
     assert control.create("1g.10gb", tenant="other")[0] == 201
-    assert control.create("1g.10gb")[0] == 201  # it does not wait, so it is in no tenant's line
-    number = control.state.tickets[head["id"]]
-    assert control.state.waiting.overtaken(number) == 2
-    assert control.create("1g.10gb", tenant="other")[0] == 409
-
-
-def test_queued_requests_of_a_tenant_keep_their_order(control: ControlPlane) -> None:
-    control.create("4g.40gb")
-    assert control.create("7g.80gb", wait=100)[0] == 202
-    assert control.create("1g.10gb", wait=100)[0] == 202  # it may wait, so it stands in line
-    assert control.create("1g.10gb")[0] == 201
-    control.tenant("other")
     assert control.create("1g.10gb", tenant="other", wait=100)[0] == 201
+
+
+def test_the_tenant_with_the_lower_share_is_served_first(control: ControlPlane) -> None:
+    control.tenant("other")
+    control.create("3g.40gb")
+    _, blocker = control.create("3g.40gb", tenant="other")
+    _, mine = control.create("3g.40gb", wait=100)
+    _, others = control.create("3g.40gb", tenant="other", wait=100)
+    control.release(blocker["id"])
+    states = [control.state.allocations[one["id"]].state for one in (mine, others)]
+    assert states == ["queued", "placed"]
+
+
+def test_a_priority_counts_among_tenants_up_to_what_the_operator_allows() -> None:
+    for allowed, expected in ((0, ["placed", "queued"]), (1, ["queued", "placed"])):
+        control = ControlPlane()
+        control.tenant()
+        control.tenant("other", max_priority=allowed)
+        control.node()
+        _, blocker = control.create("7g.80gb")
+        _, mine = control.create("7g.80gb", wait=100)
+        _, others = control.create("7g.80gb", tenant="other", wait=100, priority=9)
+        control.release(blocker["id"])
+        states = [control.state.allocations[one["id"]].state for one in (mine, others)]
+        assert states == expected
+
+
+def test_a_window_is_reserved_for_a_request_that_waited_and_was_overtaken() -> None:
+    control = ControlPlane(rules=ReservationRules(after=60))
+    control.tenant()
+    control.tenant("other")
+    control.node()
+    _, blocking = control.create("3g.40gb", tenant="other", lease=100)
+    _, waits = control.create("7g.80gb", wait=1000)
+    control.now += 1
+    assert control.create("1g.10gb", tenant="other", lease=30)[0] == 201, "it overtakes"
+    rows = control.wait(60)
+    (reserved,) = [row.entry for row in rows if isinstance(row.entry, Reserved)]
+    (window,) = reserved.windows
+    left = 100 - 61
+    assert (window.node, window.gpu, window.opens) == ("n0", 0, control.now + left)
+    assert control.ask(Extend(blocking["id"], lease=left + 1))[1]["reason"] == "promised"
+    # It binds requests that may end too late, and no others.
+    for lease in (None, left + 1):
+        status, body = control.create("1g.10gb", tenant="other", lease=lease)
+        assert (status, body["reason"]) == (409, "reserved")
+    assert control.create("1g.10gb", tenant="other", lease=left)[0] == 201
+    control.wait(left)
+    assert control.state.allocations[waits["id"]].state == "placed"
+    assert not len(control.state.reservations)
 
 
 def test_the_lifecycle_of_a_node(control: ControlPlane) -> None:
@@ -442,7 +527,7 @@ def test_a_new_node_serves_the_queue() -> None:
 
 def test_the_lifecycle_of_a_tenant(control: ControlPlane) -> None:
     assert control.ask(SetTenant("acme", QuotaRecord(), new=True))[1]["reason"] == "exists"
-    assert control.ask(SetTenant("nobody", QuotaRecord(), new=False))[0] == 404
+    assert control.ask(SetTenant("unknown", QuotaRecord(), new=False))[0] == 404
     _, held = control.create("1g.10gb")
     assert control.ask(RemoveTenant("acme"))[1]["reason"] == "busy"
     control.release(held["id"])
@@ -453,7 +538,7 @@ def test_the_lifecycle_of_a_tenant(control: ControlPlane) -> None:
 
 
 def test_the_lifecycle_of_a_token(control: ControlPlane) -> None:
-    assert control.ask(IssueToken("d" * 64, Role.TENANT, "nobody"))[0] == 404
+    assert control.ask(IssueToken("d" * 64, Role.TENANT, "unknown"))[0] == 404
     _, token = control.ask(IssueToken("d" * 64, Role.ADMIN, note="mine", expires_in=60))
     assert token["expires_at"] == "1970-01-01T00:17:40.000Z"
     assert control.state.tokens_by_digest["d" * 64].role is Role.ADMIN
@@ -572,7 +657,7 @@ def _with_policy(policy: Policy) -> tuple[ControlPlane, list[Exception]]:
     state = control.state
     state.scheduler = Scheduler(state.cluster, policy)
     control.handler = CommandHandler(
-        state, lambda letter: f"{letter}{len(control.rows)}", 9, raised.append
+        state, lambda letter: f"{letter}{len(control.rows)}", on_policy_error=raised.append
     )
     control.tenant("acme")
     control.tenant("beta")

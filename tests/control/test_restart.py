@@ -18,6 +18,7 @@ from slicewise.control.commands import (
     Create,
     CreateAll,
     Drain,
+    Extend,
     IssueToken,
     MoveInstance,
     Release,
@@ -35,8 +36,10 @@ from slicewise.control.snapshot import (
     snapshot_of,
 )
 from slicewise.control.state import State
-from slicewise.engine.queue import Discipline
-from slicewise.journal.entries import QuotaRecord, Role, Want, decode, encode
+from slicewise.engine.reclaim import ReclaimRules
+from slicewise.engine.reservation_rules import ReservationRules
+from slicewise.journal.entries import QuotaRecord, Role, Row, Seconds, Want, decode, encode
+from slicewise.journal.lease_entries import LeaseEnding
 
 POLICIES = ("default", "round-robin", "round-robin-strict", "best-fit-strict", "peer-hami")
 PROFILES = (
@@ -49,10 +52,11 @@ PROFILES = (
     "1g.6gb",
     "2g.12gb",
 )
-DISCIPLINES = (Discipline(0, 16), Discipline(3, 2))
+RULES = (ReservationRules(), ReservationRules(after=2.0, share=0.5))
+RECLAIM = (ReclaimRules(), ReclaimRules(enabled=True, grace=2.0, min_run=5.0, notice=3.0))
 
 
-def _command(rng: random.Random, state: State, step: int) -> Command:
+def random_command(rng: random.Random, state: State, step: int) -> Command:
     """Return a random command, valid or not."""
     tenant = rng.choice(["acme", "acme", "beta", "gone"])
     living = list(state.allocations)
@@ -66,6 +70,8 @@ def _command(rng: random.Random, state: State, step: int) -> Command:
             priority=rng.randint(-1, 2),
             wait=rng.choice([0, 0, 5, 50]),
             lease=rng.choice([None, None, 3, 30]),
+            preemptible=rng.random() < 0.3,
+            expected_seconds=rng.choice([None, 10]),
         )
 
     kind = rng.random()
@@ -73,6 +79,8 @@ def _command(rng: random.Random, state: State, step: int) -> Command:
         return Create(tenant, terms())
     if kind < 0.55:
         return CreateAll(tenant, tuple(terms() for _ in range(rng.randint(1, 3))))
+    if kind < 0.65:
+        return Extend(rng.choice(living) if living else "a-none", rng.choice([1, 4, 30]))
     if kind < 0.8:
         return Release(rng.choice(living) if living else "a-none")
     if kind < 0.86:
@@ -86,7 +94,14 @@ def _command(rng: random.Random, state: State, step: int) -> Command:
         ]
         return rng.choice(choices)
     if kind < 0.97:
-        quota = QuotaRecord(memory_slices=rng.choice([None, 6, 20]), max_priority=1)
+        quota = QuotaRecord(
+            memory_slices=rng.choice([None, 6, 20]),
+            max_priority=rng.randint(0, 1),
+            weight=rng.choice([0.5, 1, 3]),
+            guarantee=rng.choice([0, 6, 7]),
+            default_lease_seconds=rng.choice([None, 5]),
+            max_lease_seconds=rng.choice([None, 20]),
+        )
         more: list[Command] = [
             SetTenant(tenant, quota, new=rng.random() < 0.5),
             RemoveTenant("beta"),
@@ -135,7 +150,28 @@ def _no_overlap(state: State) -> None:
     assert sorted(state.tickets.values()) == sorted(ticket.number for ticket in state.waiting)
 
 
-def _opening(control: ControlPlane) -> None:
+def _next_lease(state: State, warning: Seconds) -> Seconds | None:
+    """Find the next end of a lease, or the warning of one, among all allocations."""
+    times = []
+    for record in state.allocations.values():
+        if record.ends is not None and record.lease is not None:
+            warned = record.warned or warning == 0 or record.lease < 2 * warning
+            times.append(record.ends if warned else record.ends - warning)
+    return min(times, default=None)
+
+
+def _check_warnings(rows: list[Row]) -> None:
+    """Check that every end of a lease was announced at most once, and before it came."""
+    told: set[tuple[str, Seconds]] = set()
+    for row in rows:
+        if isinstance(row.entry, LeaseEnding):
+            end = row.entry.allocation, row.entry.ends
+            assert end not in told
+            assert row.at < row.entry.ends
+            told.add(end)
+
+
+def start_cluster(control: ControlPlane) -> None:
     control.tenant("acme")
     control.tenant("beta", memory_slices=12)
     control.node("n0", 2)
@@ -145,19 +181,23 @@ def _opening(control: ControlPlane) -> None:
 @given(
     seed=st.integers(0, 1 << 32),
     policy=st.sampled_from(POLICIES),
-    discipline=st.sampled_from(DISCIPLINES),
+    rules=st.sampled_from(RULES),
+    warning=st.sampled_from([0, 0.5, 2, 10]),
+    reclaim=st.sampled_from(RECLAIM),
 )
 @settings(max_examples=30)
 def test_replaying_the_journal_gives_the_same_state_and_the_same_decisions(
-    seed: int, policy: str, discipline: Discipline
+    seed: int, policy: str, rules: ReservationRules, warning: Seconds, reclaim: ReclaimRules
 ) -> None:
     rng = random.Random(seed)
-    control = ControlPlane(policy, discipline)
-    _opening(control)
+    control = ControlPlane(policy, rules, lease_warning=warning, reclaim=reclaim)
+    start_cluster(control)
     for step in range(rng.randint(1, 120)):
         control.now += rng.choice([0, 0, 1, 4])
-        control.ask(_command(rng, control.state, step))
+        control.ask(random_command(rng, control.state, step))
         _no_overlap(control.state)
+        assert control.state.next_lease == _next_lease(control.state, warning)
+    _check_warnings(control.rows)
 
     # Read from the beginning, and from a snapshot, through the encoded form.
     replayed = control.fresh()
@@ -168,14 +208,19 @@ def test_replaying_the_journal_gives_the_same_state_and_the_same_decisions(
     restored = restore_snapshot(decode_snapshot(encode_snapshot(snapshot)), control.fresh())
     assert snapshot_of(restored) == snapshot
     _no_overlap(restored)
+    replica = State(policy)
+    for row in control.rows:
+        replica.apply(row)
+    assert snapshot_of(replica) == snapshot
+    assert replica.next_lease == _next_lease(replica, 0)
 
     # All three get the same commands.
-    others = [
-        ControlPlane(policy, discipline, state, first_id=10_000) for state in (replayed, restored)
-    ]
-    first = ControlPlane(policy, discipline, control.state, first_id=10_000)
+    first, *others = (
+        ControlPlane(policy, rules, state, first_id=10_000, reclaim=reclaim)
+        for state in (control.state, replayed, restored)
+    )
     for step in range(60):
-        command = _command(rng, first.state, step)
+        command = random_command(rng, first.state, step)
         answers = []
         for one in (first, *others):
             one.now = control.now + step
@@ -186,7 +231,7 @@ def test_replaying_the_journal_gives_the_same_state_and_the_same_decisions(
 
 def test_a_gap_in_the_journal_is_refused() -> None:
     control = ControlPlane()
-    _opening(control)
+    start_cluster(control)
     state = control.fresh()
     with pytest.raises(Exception, match="jumps from entry 0 to 2"):
         state.apply(control.rows[1])
@@ -194,7 +239,7 @@ def test_a_gap_in_the_journal_is_refused() -> None:
 
 def test_a_journal_that_contradicts_the_cluster_is_refused() -> None:
     control = ControlPlane()
-    _opening(control)
+    start_cluster(control)
     state = control.fresh()
     for row in control.rows:
         entry = row.entry

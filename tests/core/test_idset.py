@@ -23,6 +23,8 @@ def test_it_behaves_like_a_sorted_set(changes: list[tuple[bool, int]], floor: in
             theirs.remove(member)
         assert ours.first == min(theirs, default=NONE)
     assert list(ours) == sorted(theirs)
+    assert ours.lowest(floor % 7 + 1) == sorted(theirs)[: floor % 7 + 1]
+    assert ours.lowest(1 << 20) == sorted(theirs)
     assert len(ours) == len(theirs)
     assert ours.next(floor) == min((m for m in theirs if m >= floor), default=NONE)
     assert (floor in ours) == (floor in theirs)

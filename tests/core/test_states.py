@@ -9,7 +9,8 @@ import pytest
 from slicewise import Geometry
 from slicewise.core.errors import GeometryError
 from slicewise.core.geometry import Budget, Profile
-from slicewise.core.states import ILLEGAL, empty_state, state_space
+from slicewise.core.states import ILLEGAL, empty_state, keeps_windows, state_space
+from slicewise.core.tables import drop_tables
 from slicewise.policies.reference import Held, ReferenceGpu
 
 
@@ -41,21 +42,25 @@ def _number(geometry: Geometry, held: Held) -> int:
 @pytest.mark.unmeasured
 def test_every_layout_is_a_state_with_the_same_legality(geometry: Geometry) -> None:
     space = state_space(geometry)
-    number = {(state.mask, state.used): n for n, state in enumerate(space.states)}
+    assert keeps_windows(geometry)
+    number = {(state.windows, state.used): n for n, state in enumerate(space.states)}
     reached = set()
     for gpu in layouts(geometry):
-        mask = sum(1 << s for s in gpu.occupied)
+        windows = tuple(sorted(h.profile.window(h.start) for h in gpu.held))
         used = tuple(
             map(sum, zip(*(geometry.needs(h.profile) for h in gpu.held), strict=True))
         ) or (0,) * len(geometry.all_budgets)
-        here = number[mask, used]
+        here = number[windows, used]
         reached.add(here)
         state = space.states[here]
+        assert state.mask == sum(1 << s for s in gpu.occupied)
         assert state.free_slices == gpu.free
         assert state.free_compute == gpu.free_compute
         for profile in geometry.profiles:
             assert list(state.feasible_starts(profile)) == gpu.feasible_starts(profile)
         for placement in geometry.placements:
+            blockers = [h for h in gpu.held if h.profile.window(h.start) & placement.window]
+            assert state.blockers(placement.window) == len(blockers)
             legal = gpu.feasible(placement.profile, placement.start)
             after = space.after_place[here][placement.number]
             assert (after != ILLEGAL) == legal
@@ -101,3 +106,22 @@ def test_a_model_with_too_many_states_is_refused_before_all_are_found(
     monkeypatch.setattr("slicewise.core.states.MAX_CELLS", 48 * 2000)
     with pytest.raises(GeometryError, match=r"^wild: .* more than 2,000 states.* fewer starts"):
         state_space(wild)
+
+
+def test_a_model_with_very_many_states_keeps_the_mask_alone(
+    a100: Geometry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told_apart = state_space(a100)
+    monkeypatch.setattr("slicewise.core.states.MOST_WITH_WINDOWS", len(told_apart) - 1)
+    drop_tables()
+    try:
+        space = state_space(a100)
+    finally:
+        drop_tables()
+    assert all(state.windows is None for state in space.states)
+    assert {(s.mask, s.used) for s in space.states} == {(s.mask, s.used) for s in told_apart.states}
+    assert len(space) == len({(s.mask, s.used) for s in space.states})
+    full = next(state for state in space.states if state.mask == a100.full)
+    assert full.blockers(0b11) == 1  # at least one
+    assert space.states[0].blockers(0b11) == 0
+    assert space.states[0].after(a100.placements[0]).windows is None

@@ -12,7 +12,7 @@ from tests.server.harness import Harness
 from slicewise import load_geometry
 from slicewise.config.settings import Settings
 from slicewise.dashboard import comparison_routes as compare
-from slicewise.dashboard.comparison import PolicyComparison, Terms
+from slicewise.dashboard.comparison import ComparisonTerms, PolicyComparison
 from slicewise.dashboard.comparison_routes import Comparisons
 from slicewise.journal.entries import Role
 from slicewise.runtime.steady_clock import SteadyClock
@@ -115,7 +115,9 @@ def test_the_number_of_cached_runs_is_bounded(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(compare, "PolicyComparison", Counted)
     comparisons = Comparisons()
     geometry = load_geometry("A100-80GB")
-    runs = [Terms(("mfi", "mfi"), geometry, "uniform", 1, 0.5, seed) for seed in range(17)]
+    runs = [
+        ComparisonTerms(("mfi", "mfi"), geometry, "uniform", 1, 0.5, seed) for seed in range(17)
+    ]
     for terms in runs:
         comparisons.run(terms)
     assert len(made) == 17

@@ -7,13 +7,13 @@ import pytest
 
 from slicewise import Cluster, Scheduler, load_geometry
 from slicewise.core.cluster import Instance
-from slicewise.dashboard.comparison import MAX_STEPS, PolicyComparison, Terms, stranded
+from slicewise.dashboard.comparison import MAX_STEPS, ComparisonTerms, PolicyComparison, stranded
 from slicewise.lab.engine_loop import EngineRun
 from slicewise.lab.mix import parse_mix
 from slicewise.lab.workload import Arrivals, draw_kinds, longest_lifetime, run_generator
 
 A100 = load_geometry("A100-80GB")
-TERMS = Terms(("worst-fit", "least-lost"), A100, "uniform", 6, 0.9, 3)
+TERMS = ComparisonTerms(("worst-fit", "least-lost"), A100, "uniform", 6, 0.9, 3)
 
 
 def test_a_run_equals_the_experiment_of_the_lab() -> None:
@@ -64,7 +64,7 @@ def test_pages_belong_to_one_run() -> None:
 
 
 def test_a_run_ends() -> None:
-    comparison = PolicyComparison(Terms(("first-fit", "mfi"), A100, "bimodal", 1, 0.5, 1))
+    comparison = PolicyComparison(ComparisonTerms(("first-fit", "mfi"), A100, "bimodal", 1, 0.5, 1))
     assert len(comparison.steps(MAX_STEPS - 10, MAX_STEPS + 10)) == 10
     assert list(comparison.steps(MAX_STEPS, MAX_STEPS + 10)) == []
 
@@ -72,7 +72,7 @@ def test_a_run_ends() -> None:
 @pytest.mark.parametrize("seed", [1, 2])
 def test_seeds_differ(seed: int) -> None:
     def kinds(number: int) -> list[int]:
-        terms = Terms(("mfi", "mfi"), A100, "uniform", 2, 0.9, number)
+        terms = ComparisonTerms(("mfi", "mfi"), A100, "uniform", 2, 0.9, number)
         return [step.profile for step in PolicyComparison(terms).steps(0, 50)]
 
     assert kinds(seed) == kinds(seed)

@@ -12,11 +12,11 @@ import pytest
 from tests.server.harness import Harness
 
 from slicewise.config.settings import Settings
-from slicewise.dashboard.pages import POLICY, VIEWS, Pages
+from slicewise.dashboard.pages import POLICY, VIEWS, StaticPages
 from slicewise.runtime.steady_clock import SteadyClock
 from slicewise.server.service import Service
 
-PAGES = Pages()
+PAGES = StaticPages()
 STATIC = Path(__file__).parents[2] / "src" / "slicewise" / "dashboard" / "static"
 
 
@@ -171,7 +171,7 @@ def test_the_service_delegates_other_paths_to_the_pages(tmp_path: Path) -> None:
         settings = Settings(data=tmp_path / "paged", lease_seconds=0.5)
         assert harness.store is not None
         steady = SteadyClock(harness.clock, harness.clock)
-        service = Service(harness.store, settings, steady, pages=Pages())
+        service = Service(harness.store, settings, steady, pages=StaticPages())
         for path, status in (("/", 200), ("/compare", 200), ("/nothing", 404), ("/v1/none", 404)):
             assert harness.get(path, service=service, token=None).status_code == status
         assert harness.get("/healthz", service=service, token=None).json() == {"status": "ok"}

@@ -239,7 +239,7 @@ def test_requests_do_not_wait_for_one_another(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(AsyncClient, "allocate", slowly)
     monkeypatch.setattr("slicewise.demo.traffic._MAX_IN_FLIGHT", 7)
-    secrets = dict.fromkeys((tenant.name for tenant in TENANTS), "sw_nobody")
+    secrets = dict.fromkeys((tenant.name for tenant in TENANTS), "sw_unknown")
     traffic = Traffic("http://127.0.0.1:1", secrets, random.Random(1), 10_000, 1)
     asyncio.run(traffic.run(30))
     assert (most, traffic.summary()) == (7, "30 requests: 30 failed")
@@ -247,8 +247,8 @@ def test_requests_do_not_wait_for_one_another(monkeypatch: pytest.MonkeyPatch) -
 
 def test_failures_are_counted(service: Running) -> None:
     async def play() -> Traffic:
-        nobody = dict.fromkeys((tenant.name for tenant in TENANTS), "sw_nobody")
-        traffic = Traffic(service.url, nobody, random.Random(1), 1000, 1)
+        unknown = dict.fromkeys((tenant.name for tenant in TENANTS), "sw_unknown")
+        traffic = Traffic(service.url, unknown, random.Random(1), 1000, 1)
         assert traffic.summary() == "0 requests: none yet"
         await traffic.run(3)
         return traffic

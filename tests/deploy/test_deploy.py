@@ -5,8 +5,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import subprocess
 from pathlib import Path
 from types import ModuleType
+
+import pytest
+from scripts.test_services import MissingServiceError, require_program
 
 from slicewise.config.sources import read_settings
 
@@ -48,3 +52,25 @@ def test_the_unit_and_the_container_use_existing_options() -> None:
 def test_all_files_are_readable() -> None:
     for path in DEPLOY.rglob("*"):
         assert os.access(path, os.R_OK)
+
+
+@pytest.mark.parametrize("name", ["slicewise.service", "slicewise-agent.service"])
+def test_systemd_accepts_the_units(name: str, tmp_path: Path) -> None:
+    try:
+        analyze = require_program("systemd-analyze", package="systemd")
+    except MissingServiceError as missing:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(missing))
+    text = (DEPLOY / name).read_text(encoding="utf-8")
+    unit = tmp_path / name
+    # Programs must exist for the check; those of the unit do only once it is installed.
+    unit.write_text(re.sub(r"/opt/slicewise/bin/\w+", "/bin/true", text), encoding="utf-8")
+    done = subprocess.run(
+        [analyze, "verify", "--man=no", unit],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")

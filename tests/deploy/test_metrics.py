@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from tests.kubernetes.test_controller import Closed
 from tests.server.harness import Harness
 
-from slicewise.kubernetes.controller import Controller, Options
+from slicewise.kubernetes.controller import Controller, ControllerOptions
 from slicewise.kubernetes.metrics import ControllerMetrics
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +34,7 @@ def of_service(tmp_path: Path) -> set[str]:
 def of_controller() -> set[str]:
     """The metrics of a controller that has not started."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(ControllerMetrics(Controller(Closed(), Options())))  # type: ignore[arg-type]
+    registry.register(ControllerMetrics(Controller(Closed(), ControllerOptions())))  # type: ignore[arg-type]
     return families(generate_latest(registry).decode())
 
 

@@ -36,6 +36,7 @@ from slicewise.control.commands import (
 from slicewise.control.geometries import record_of
 from slicewise.control.handler import CommandHandler
 from slicewise.control.state import State
+from slicewise.engine.reservation_rules import ReservationRules
 from slicewise.journal.entries import (
     Allocated,
     Ended,
@@ -44,9 +45,9 @@ from slicewise.journal.entries import (
     NodeAdded,
     NodePhase,
     NodeTurned,
-    Overtaken,
     Queued,
     Rejected,
+    Reserved,
     Row,
     Served,
     TenantSet,
@@ -55,8 +56,11 @@ from slicewise.journal.entries import (
     Want,
 )
 
+RULES = ReservationRules(after=1.0, share=0.3)
+"""The rules of the services whose decisions are replayed."""
+
 _QUEUE = "queue"
-_ON_THE_WAY = (Served, Overtaken, TurnTaken, ModelEntered)
+_ON_THE_WAY = (Served, Reserved, TurnTaken, ModelEntered)
 """Entries that precede the one with the request."""
 
 
@@ -93,7 +97,9 @@ class _Replayer:
 
     def __init__(self, state: State, owners: Mapping[int, Call], again: ReplayResult) -> None:
         self._ids: Iterator[str] = iter(())
-        self._handler = CommandHandler(state, lambda letter: next(self._ids, f"{letter}-refused"))
+        self._handler = CommandHandler(
+            state, lambda letter: next(self._ids, f"{letter}-refused"), rules=RULES
+        )
         self._owners = owners
         self._again = again
 
@@ -213,7 +219,14 @@ def _terms(body: AllocationBody) -> Terms:
     else:
         want = Want(None, body.need.compute, body.need.memory_gb, body.models)
     return Terms(
-        want, body.count, body.priority, body.wait_seconds, body.lease_seconds, body.labels
+        want,
+        body.count,
+        body.priority,
+        body.wait_seconds,
+        body.lease_seconds,
+        body.labels,
+        body.preemptible,
+        body.expected_seconds,
     )
 
 

@@ -36,10 +36,10 @@ from slicewise.journal.entries import (
     Moved,
     NodeAdded,
     NodeTurned,
-    Overtaken,
     Part,
     Queued,
     Rejected,
+    Reserved,
     Row,
     Served,
     TenantSet,
@@ -184,7 +184,7 @@ class Owners:
             case ModelEntered() | NodeAdded() | TenantSet() | TokenIssued():
                 if row.actor not in self._staff:
                     self._report(row, f"{row.actor} has a staff entry")
-            case Served() | Overtaken() | TurnTaken():
+            case Served() | Reserved() | TurnTaken():
                 pass  # no call causes these: replaying the decisions checks them
             case _:
                 self._report(row, "unexpected kind of entry")
@@ -380,7 +380,7 @@ def _read(call: Call, first: int, last: int, places: SliceOwnership) -> str | No
         if not first <= seq <= last:
             return f"saw entry {seq}"
         told = content["instances"], content["waiting"], content["free_slices"]
-        if told != places.counts[seq]:
+        if told != places.counts[seq].told(call.tenant):
             return f"got {told} for entry {seq}, which was {places.counts[seq]}"
         return None
     if call.kind is Kind.CORDON:

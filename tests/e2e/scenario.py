@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from tests.e2e.call_log import KEYED, CallLog
+from tests.e2e.decision_replay import RULES
 from tests.e2e.history_checker import Verdict, check
 from tests.e2e.load import Behavior, Client, Operator, Pool
 from tests.e2e.server import Address, Server
@@ -19,7 +20,6 @@ from tests.e2e.state_comparison import compare
 from tests.e2e.wire import Wire
 
 from slicewise.control.state import State
-from slicewise.engine.queue import Discipline
 from slicewise.journal.entries import Row, decode
 from slicewise.store import open_backup, open_contents, verify
 from slicewise.store.contents import Contents
@@ -35,10 +35,9 @@ TENANTS: dict[str, dict[str, Any]] = {
     "green": {},
     "blue": {"memory_slices": 30, "instances": 12},
 }
-BACKFILL, OVERTAKES = 3, 4
 SETTINGS = (
-    f"queue.backfill={BACKFILL}",
-    f"queue.overtakes={OVERTAKES}",
+    f"queue.reserve_after={RULES.after}",
+    f"queue.reserve_share={RULES.share}",
     "lease.seconds=0.5",
     "limits.requests_per_second=1000000",
 )
@@ -143,7 +142,7 @@ class Scenario:
 
     def fresh_state(self) -> State:
         """Return the empty state of a service with these settings."""
-        return State(self.policy, Discipline(BACKFILL, OVERTAKES))
+        return State(self.policy)
 
     def _describe(self, problems: Sequence[str], server: Server) -> str:
         lines = "\n".join(problems[:20])

@@ -7,7 +7,7 @@ one holder.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from tests.e2e.call_log import Call, Kind
 
 from slicewise.journal.entries import (
     Allocated,
+    AllocationRecord,
     Ended,
     ModelEntered,
     Moved,
@@ -37,8 +38,13 @@ class Count(NamedTuple):
     """Totals of the cluster after an entry."""
 
     instances: int
-    waiting: int
+    waiting: Mapping[str, int]
+    """By tenant; a tenant is told its own only."""
     free_slices: int
+
+    def told(self, tenant: str) -> tuple[int, int, int]:
+        """Return what a tenant is told."""
+        return self.instances, self.waiting.get(tenant, 0), self.free_slices
 
 
 class SliceOwnership:
@@ -46,7 +52,7 @@ class SliceOwnership:
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self.problems: list[str] = []
-        self.counts: list[Count] = [Count(0, 0, 0)]
+        self.counts: list[Count] = [Count(0, {}, 0)]
         """Totals by entry number."""
         self.ended_by: dict[str, Row] = {}
         """The entry that ended each allocation."""
@@ -56,6 +62,8 @@ class SliceOwnership:
         """The entry number and phase of each phase change, by node."""
         self._states: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
         self._holder: dict[Slice, str] = {}
+        self._waiting: Counter[str] = Counter()
+        self._tenants: dict[str, str] = {}
         self._slices: dict[str, int] = {}
         self._gpus: dict[str, tuple[str, int]] = {}
         for row in rows:
@@ -68,9 +76,8 @@ class SliceOwnership:
 
     def _count(self) -> Count:
         total = sum(self._slices[model] * gpus for model, gpus in self._gpus.values())
-        waiting = sum(not parts for parts in self.active.values()) if self.active else 0
         instances = sum(map(len, self.active.values()))
-        return Count(instances, waiting, total - len(self._holder))
+        return Count(instances, dict(self._waiting), total - len(self._holder))
 
     def _take(self, row: Row) -> None:
         match row.entry:
@@ -84,10 +91,10 @@ class SliceOwnership:
             case NodeRemoved(node):
                 del self._gpus[node]
             case Allocated(record):
-                self._begin(row, record.id, "placed")
+                self._begin(row, record, "placed")
                 self._hold(row, record.id, record.parts)
             case Queued(record):
-                self._begin(row, record.id, "queued")
+                self._begin(row, record, "queued")
             case Served(identity, _, parts):
                 if self.active.get(identity) != ():
                     self._report(row, f"allocation {identity} is served but does not wait")
@@ -100,13 +107,18 @@ class SliceOwnership:
             case _:
                 pass
 
-    def _begin(self, row: Row, identity: str, state: str) -> None:
+    def _begin(self, row: Row, record: AllocationRecord, state: str) -> None:
+        identity = record.id
         if identity in self._states:
             self._report(row, f"allocation {identity} begins a second time")
         self._states[identity].append((row.seq, state))
         self.active[identity] = ()
+        self._tenants[identity] = record.tenant.name
+        self._waiting[record.tenant.name] += 1
 
     def _hold(self, row: Row, identity: str, parts: tuple[Part, ...]) -> None:
+        if self.active.get(identity) == ():
+            self._waiting[self._tenants[identity]] -= 1
         self.active[identity] = parts
         for part in parts:
             for piece in slices_of(part):
@@ -133,6 +145,8 @@ class SliceOwnership:
     def _end(self, row: Row, identity: str, state: str) -> None:
         if identity not in self.active:
             self._report(row, f"allocation {identity} ends but is not active")
+        if self.active.get(identity) == ():
+            self._waiting[self._tenants[identity]] -= 1
         for part in self.active.pop(identity, ()):
             for piece in slices_of(part):
                 if self._holder.get(piece) == identity:

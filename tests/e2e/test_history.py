@@ -119,7 +119,7 @@ def test_unanswered_calls_may_or_may_not_have_taken_effect(scene: Scene) -> None
     # A call that did not take effect at all is also consistent.
     never = next(c for c in last.values() if c.kind is Kind.CREATE)
     scene.calls.append(copy(never))
-    scene.calls[-1].actor, scene.calls[-1].key = "nobody", "never"
+    scene.calls[-1].actor, scene.calls[-1].key = "unknown", "never"
     scene.calls[-1].body = never.body.replace(never.key.encode(), b"never")
     assert scene.check().clean
 

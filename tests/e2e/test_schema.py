@@ -116,6 +116,7 @@ class Scene:
             self.token(role, tenant="acme")
         hello, report, session = self.join("g1")
         stays, goes, moves = self.place(), self.place(), self.place()
+        leased = self.place(lease_seconds=3600)
         spare = self.ask(201, "POST", "/v1/tokens", {"role": "read-only"})
         body = {"profile": "2g.20gb", "wait_seconds": 60, "labels": {"team": "vision"}}
         move = {name: moves[name] for name in ("profile", "node", "gpu", "start")}
@@ -123,6 +124,7 @@ class Scene:
         self.examples = {
             "createAllocation": {"body": body},
             "releaseAllocation": {"id": goes["id"]},
+            "extendLease": {"id": leased["id"], "body": {"lease_seconds": 7200}},
             "getAllocation": {"id": stays["id"]},
             "createAllocations": {"body": {"allocations": [{"profile": "1g.10gb"}]}},
             "dryRun": {"body": body, "policy": ["mfi"]},

@@ -36,7 +36,7 @@ from tests.e2e.tenant_isolation import (
 
 from slicewise.control import views
 from slicewise.control.commands import Release
-from slicewise.control.ports import Key, Store
+from slicewise.control.ports import IdempotencyKey, Store
 from slicewise.journal.entries import Role
 from slicewise.server import context as site
 from slicewise.server.app import Route
@@ -205,6 +205,7 @@ class TenantMachine(RuleBasedStateMachine):
             for text in [text for text in other.private if text in asked.text()]:
                 if text.startswith("label-of"):
                     del other.private[text]  # now both have this label
+                    rival.copied.append(text)
             self.arena.ask(rival, Role.TENANT, asked)
 
     @rule(who=who, profiles=st.lists(st.sampled_from(PROFILES), min_size=1, max_size=3), key=keys)
@@ -299,7 +300,7 @@ class TenantMachine(RuleBasedStateMachine):
     @rule(who=who, instances=st.sampled_from([None, 3, 100]))
     def change_quota(self, who: int, instances: int | None) -> None:
         """Change a quota."""
-        body = {"quota": {"instances": instances, "max_priority": 1 if instances == 3 else None}}
+        body = {"quota": {"instances": instances, "max_priority": 1 if instances == 3 else 0}}
         self.arena.staff(200, "PATCH", f"/v1/tenants/{self.arena.rivals[who].name}", body)
 
     @rule(who=who, profile=st.sampled_from(PROFILES))
@@ -395,8 +396,8 @@ def _sees(self: Caller, tenant: str) -> bool:
     return True
 
 
-def _key(tenant: str, key: str) -> Key:
-    return Key("everybody", key)
+def _key(tenant: str, key: str) -> IdempotencyKey:
+    return IdempotencyKey("everybody", key)
 
 
 def _release(allocation: str, tenant: str | None = None) -> Release:
@@ -416,7 +417,7 @@ def _event(*_: object) -> bool:
 
 MUTATIONS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "every caller sees everything": lambda p: p.setattr(Caller, "sees", _sees),
-    "keys are shared": lambda p: p.setattr(site, "Key", _key),
+    "keys are shared": lambda p: p.setattr(site, "IdempotencyKey", _key),
     "a release does not check the tenant": lambda p: p.setattr(allocations, "Release", _release),
     "tokens have no tenant": lambda p: p.setattr(Caller, "tenant", None),
     "pages are not filtered by tenant": lambda p: p.setattr(listing, "_ended", _ended),

@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 
 from slicewise import Catalog, Cluster, Geometry, Profile, Rejection, Request
+from slicewise.core import tables as tables_module
 from slicewise.core.fragmentation import Reading, score_table
 from slicewise.core.geometry import Budget
 from slicewise.core.states import GpuState, StateSpace, empty_state, state_space
@@ -18,7 +19,7 @@ from slicewise.engine.offers import most_of
 from slicewise.engine.openings import Openings
 from slicewise.engine.room import room_of
 from slicewise.engine.scheduler import Scheduler
-from slicewise.policies.least_lost import open_places, stranded_slices
+from slicewise.policies.asked_for import open_places, stranded_slices
 from slicewise.policies.peers.volcano import templates
 
 CATALOG = Catalog.builtin()
@@ -103,6 +104,28 @@ def test_a_forgotten_model_does_not_change_decisions(policy: str) -> None:
         else:
             assert (here.gpu, here.profile, here.start) == (there.gpu, there.profile, there.start)
             active.append((here.id, there.id))
+
+
+def test_the_tables_of_one_model_are_dropped() -> None:
+    wide, narrow = model(0, 2), model(0)
+    drop_tables()
+    kept, dropped = state_space(wide), state_space(narrow)
+    room = [room_of(empty_state(geometry)) for geometry in (wide, narrow)]
+    drop_tables(narrow)
+    assert state_space(wide) is kept
+    assert state_space(narrow) is not dropped
+    assert [room_of(empty_state(geometry)) for geometry in (wide, narrow)] == room
+
+
+def test_the_tables_of_the_first_of_too_many_models_are_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tables_module, "MOST_MODELS", 2)
+    drop_tables()
+    models = [model(0), model(0, 1), model(0, 2)]
+    spaces = [state_space(geometry) for geometry in models]
+    assert [state_space(geometry) for geometry in models[1:]] == spaces[1:]
+    assert state_space(models[0]) is not spaces[0]
 
 
 def test_dropped_tables_are_rebuilt() -> None:

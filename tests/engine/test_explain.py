@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.engine.last_gpu import LastGpu
 
 from slicewise import (
     AdaptivePolicy,
@@ -17,10 +18,8 @@ from slicewise import (
     Reason,
     Rejection,
     Request,
-    ScanPolicy,
     Scheduler,
     SlicewiseError,
-    Spot,
     TablePolicy,
 )
 from slicewise.catalog import load_geometry
@@ -37,6 +36,8 @@ A30 = load_geometry("A30-24GB")
 
 POLICIES = [
     "least-lost",
+    "least-lost-time",
+    "rehearsed",
     "mfi",
     "mfi-overlap",
     "first-fit",
@@ -80,23 +81,6 @@ class ExcludesEmpty(TablePolicy):
     def prefer(self, gpu: GpuState, profile: Profile) -> Preference | None:
         starts = gpu.feasible_starts(profile)
         return Preference(0, starts[0]) if starts and gpu.mask else None
-
-
-class Last(ScanPolicy):
-    """A scan policy."""
-
-    name = "last"
-    summary = "The highest id."
-
-    def choose(self, cluster: Cluster, request: Request) -> Spot | None:
-        for gpu in sorted(cluster.schedulable, reverse=True):
-            state = cluster.state(gpu)
-            for _, profile in request.candidates(state.geometry):
-                for start in state.feasible_starts(profile):
-                    placement = state.geometry.placement(profile.name, start)
-                    assert placement is not None
-                    return Spot(gpu, placement)
-        return None
 
 
 def mixed() -> Cluster:
@@ -152,7 +136,11 @@ def slow_cost(cluster: Cluster, gpu: int, profile: Profile, start: int) -> Cost:
 def test_an_explanation_predicts_the_next_decision(
     name: str, steps: list[tuple[Request, bool]], wanted: Request, drained: bool
 ) -> None:
-    own: dict[str, Policy] = {"switching": Switching(), "avoiding": ExcludesEmpty(), "last": Last()}
+    own: dict[str, Policy] = {
+        "switching": Switching(),
+        "avoiding": ExcludesEmpty(),
+        "last": LastGpu(),
+    }
     scheduler = Scheduler(mixed(), own.get(name) or policy(name))
     cluster = scheduler.cluster
     for request, release in steps:
@@ -164,41 +152,51 @@ def test_an_explanation_predicts_the_next_decision(
         cluster.drain("a")
     before, turn = observable(cluster), scheduler.turn
 
+    def kind(gpu: int) -> tuple[object, ...]:
+        seen = cluster.states[cluster.state_of[gpu]]
+        return seen.geometry, seen.mask, seen.used
+
     explanation = Explainer(scheduler).explain(wanted, most=10_000)
 
     assert observable(cluster) == before
     assert scheduler.turn == turn
     # The alternatives are all open placements, GPU by GPU, except the chosen one.
-    open_there: Counter[tuple[int, str, int]] = Counter()
-    lowest: dict[tuple[int, str, int], int] = {}
+    open_there: Counter[tuple[object, ...]] = Counter()
+    lowest: dict[tuple[object, ...], int] = {}
     for gpu in cluster.schedulable:
         state = cluster.state(gpu)
         for _, profile in wanted.candidates(state.geometry):
             for start in state.feasible_starts(profile):
-                where = cluster.state_of[gpu], profile.name, start
+                where = *kind(gpu), profile.name, start
                 open_there[where] += 1
                 lowest.setdefault(where, gpu)
+    first_of: dict[tuple[object, ...], int] = {}
     for other in explanation.others:
-        where = cluster.state_of[other.gpu], other.placement.profile.name, other.placement.start
-        assert other.alike == open_there.pop(where)
-        assert other.gpu == lowest[where]
+        where = *kind(other.gpu), other.placement.profile.name, other.placement.start
+        assert other.alike <= open_there[where]
+        open_there[where] -= other.alike
+        first_of[where] = min(other.gpu, first_of.get(where, other.gpu))
         assert other.cost == slow_cost(
             cluster, other.gpu, other.placement.profile, other.placement.start
         )
         assert other.why
+    open_there = +open_there
     outcome = explanation.outcome
     if isinstance(outcome, Place):
         (where,) = open_there
         assert where == (
-            cluster.state_of[outcome.gpu],
+            *kind(outcome.gpu),
             outcome.placement.profile.name,
             outcome.placement.start,
         )
+        del lowest[where]
+        first_of.pop(where, None)
         assert outcome.cost == slow_cost(
             cluster, outcome.gpu, outcome.placement.profile, outcome.placement.start
         )
     else:
         assert not open_there
+    assert first_of == lowest
     happened = scheduler.submit(wanted)
     if isinstance(happened, Rejection):
         assert outcome == happened
@@ -294,8 +292,8 @@ def test_a_strict_policy_tries_no_other() -> None:
 
 
 def test_a_scan_policy_has_one_general_reason() -> None:
-    whys = explained(Last(), wanted="3g.40gb")
-    assert whys == ["last looks at every GPU itself, and chose otherwise"]
+    whys = explained(LastGpu(), wanted="3g.40gb")
+    assert whys == ["last-gpu looks at every GPU itself, and chose otherwise"]
 
 
 def test_waste_is_stated() -> None:
@@ -345,7 +343,7 @@ def test_an_impossible_request_is_rejected_with_a_reason() -> None:
 
 
 def test_a_scan_policy_may_find_nothing() -> None:
-    choice = Explainer(Scheduler(mixed())).choice(Request("nonsense"), Last())
+    choice = Explainer(Scheduler(mixed())).choice(Request("nonsense"), LastGpu())
     assert isinstance(choice, Rejection)
 
 
@@ -367,3 +365,32 @@ def test_costs_of_a_geometry(geometry: Geometry) -> None:
             cluster, 0, placement.profile, placement.start
         )
     assert open_places(empty) == sum(len(p.starts) for p in geometry.plain_profiles)
+
+
+def test_gpus_that_differ_only_in_what_the_policy_does_not_look_at_are_one_place() -> None:
+    cluster = Cluster.of(A100, 3)
+    cluster.place(1, "2g.20gb", 0)
+    for start in (0, 1):
+        cluster.place(2, "1g.10gb", start)
+    assert cluster.state_of[1] != cluster.state_of[2]
+    scheduler = Scheduler(cluster, "worst-fit")
+    others = Explainer(scheduler).explain(Request("4g.40gb")).others
+    assert others == ()
+    others = Explainer(scheduler).explain(Request("3g.40gb")).others
+    assert [(o.gpu, o.placement.start, o.alike) for o in others] == [(0, 0, 1), (1, 4, 2)]
+
+
+def test_a_policy_that_tells_instances_apart_has_a_place_for_each(a100: Geometry) -> None:
+    """Least-lost-time counts the instances in a window: the same slices are two places."""
+    cluster = Cluster.of(a100, 4)
+    cluster.place(0, "4g.40gb", 0)
+    for gpu, layout in ((1, "2g"), (2, "1g 1g"), (3, "1g.20")):
+        for start, profile in enumerate(layout.split()):
+            cluster.place(gpu, {"2g": "2g.20gb", "1g": "1g.10gb"}.get(profile, "1g.20gb"), start)
+    cluster.place(0, "3g.40gb", 4)
+    explanation = Explainer(Scheduler(cluster, "least-lost-time")).explain(Request("1g.10gb"), 100)
+    assert isinstance(explanation.outcome, Place)
+    assert (explanation.outcome.gpu, explanation.outcome.placement.start) == (2, 2)
+    at_two = [o for o in explanation.others if o.placement.start == 2]
+    assert [(other.gpu, other.alike) for other in at_two] == [(1, 1), (3, 1)]
+    assert all("slice-lifetimes" in other.why for other in at_two)

@@ -1,445 +1,413 @@
-"""The queue, compared with its definition, and its guarantees for waiting tickets."""
+"""The queue, its shares and its dispatcher, worked out by hand."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tests.engine.cluster_in_use import ClusterInUse
 
-from slicewise import (
-    Cluster,
-    Discipline,
-    Geometry,
-    Instance,
-    Reason,
-    Rejection,
-    Request,
-    Scheduler,
-    SlicewiseError,
-    Ticket,
-    WaitingRoom,
-)
-from slicewise.engine import queue as queue_module
-from slicewise.engine import sortedkeys
-from slicewise.engine.queue import Attempts
-from slicewise.engine.sortedkeys import SortedKeys
+from slicewise.catalog import load_geometry
+from slicewise.core.errors import PlacementError, SlicewiseError
+from slicewise.core.request import Need, Reason, Rejection, Request
+from slicewise.engine import dispatcher as dispatcher_module
+from slicewise.engine import shares as shares_module
+from slicewise.engine.queue import Queue, Ticket
+from slicewise.engine.reservation_rules import ReservationRules
+from slicewise.engine.reservations import LineKey, Window
+from slicewise.engine.shares import Entitlement, Shares
 
-SIZES = {f"{size}": size for size in (1, 2, 4, 8)}
-"""Tickets request units of a store of limited size."""
+A100, A30 = (load_geometry(name) for name in ("A100-80GB", "A30-24GB"))
+WHOLE = Request("7g.80gb")
 
 
-def refuse(ticket: Ticket, reason: Reason = Reason.CAPACITY) -> Rejection:
-    return Rejection(ticket.request, reason, "no")
+def queue() -> Queue:
+    """A queue for one A100."""
+    shares = Shares()
+    shares.add_gpus(A100, 1)
+    return Queue(shares)
 
 
-@dataclass
-class Store:
-    """A stand-in for a cluster: units, with a quota per tenant."""
-
-    free: int
-    quota: int = 1_000_000
-    held: Counter[str] = field(default_factory=Counter)
-    tried: list[int] = field(default_factory=list)
-
-    def place(self, ticket: Ticket) -> int | Rejection:
-        self.tried.append(ticket.number)
-        units = SIZES[str(ticket.request)] * ticket.count
-        if self.held[ticket.tenant] + units > self.quota:
-            return refuse(ticket, Reason.QUOTA)
-        if units > self.free:
-            return refuse(ticket)
-        self.free -= units
-        self.held[ticket.tenant] += units
-        return units
+# The queue
 
 
-@dataclass
-class ReferenceQueue:
-    """The definition: a sorted list, walked from the head."""
-
-    discipline: Discipline
-    tickets: list[Ticket] = field(default_factory=list)
-    overtaken: Counter[int] = field(default_factory=Counter)
-
-    def enter(self, ticket: Ticket) -> None:
-        self.tickets.append(ticket)
-        self.tickets.sort(key=lambda each: (-each.priority, each.number))
-
-    def withdraw(self, number: int) -> Ticket:
-        (ticket,) = (each for each in self.tickets if each.number == number)
-        self.tickets.remove(ticket)
-        return ticket
-
-    def expired(self, now: float) -> list[Ticket]:
-        gone = [each for each in self.tickets if each.deadline is not None and each.deadline <= now]
-        self.tickets = [each for each in self.tickets if each not in gone]
-        return gone
-
-    def serve(self, place: Callable[[Ticket], int | Rejection]) -> list[tuple[Ticket, int]]:
-        served = []
-        waiting_for_room: list[Ticket] = []
-        at_quota: set[str] = set()
-        for ticket in list(self.tickets):
-            if len(waiting_for_room) > self.discipline.backfill or any(
-                self.overtaken[each.number] >= self.discipline.overtakes
-                for each in waiting_for_room
-            ):
-                break
-            if ticket.tenant in at_quota:
-                continue
-            if ticket.tenant in {each.tenant for each in waiting_for_room}:
-                waiting_for_room.append(ticket)
-                continue
-            outcome = place(ticket)
-            if not isinstance(outcome, Rejection):
-                served.append((ticket, outcome))
-                self.tickets.remove(ticket)
-                self.overtaken.update(each.number for each in waiting_for_room)
-            elif outcome.reason is Reason.QUOTA:
-                at_quota.add(ticket.tenant)
-            else:
-                waiting_for_room.append(ticket)
-        return served
+def test_tickets_are_checked() -> None:
+    with pytest.raises(SlicewiseError, match="asks for 0 instances"):
+        Ticket(1, WHOLE, 0)
+    with pytest.raises(SlicewiseError, match="leave it out to wait for ever"):
+        Ticket(1, WHOLE, deadline=math.inf)
+    waiting = queue()
+    waiting.enter(Ticket(1, WHOLE))
+    with pytest.raises(SlicewiseError, match="ticket 1 is waiting already"):
+        waiting.enter(Ticket(1, WHOLE))
+    with pytest.raises(SlicewiseError, match="no ticket 2 is waiting"):
+        waiting.withdraw(2)
 
 
-class QueueComparison(RuleBasedStateMachine):
-    """Runs the same operations on the queue and its definition, and compares them."""
+def test_deadlines_pass_in_the_order_of_the_line() -> None:
+    waiting = queue()
+    assert waiting.next_deadline is None
+    assert waiting.oldest is None
+    for number, priority, deadline in ((1, 0, 5.0), (2, 3, 5.0), (3, 0, 9.0), (4, 0, None)):
+        waiting.enter(Ticket(number, WHOLE, priority=priority, deadline=deadline, entered=number))
+    assert waiting.next_deadline == 5.0
+    assert waiting.due(4.9) == []
+    assert [ticket.number for ticket in waiting.due(5.0)] == [2, 1]
+    oldest = waiting.oldest
+    assert oldest is not None
+    assert oldest.number == 1
+    for number in (1, 2, 3):
+        waiting.withdraw(number)
+    assert waiting.next_deadline is None
+    assert [ticket.number for ticket in waiting] == [4]
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.discipline = Discipline()
-        self.room, self.slow = WaitingRoom(self.discipline), ReferenceQueue(self.discipline)
-        self.store, self.shop = Store(0), Store(0)
-        self.numbers = 0
-        self.now = 0.0
 
-    @precondition(lambda self: not self.numbers)
-    @rule(
-        backfill=st.sampled_from([0, 1, 3, 20]),
-        overtakes=st.sampled_from([0, 1, 2, 16]),
-        quota=st.sampled_from([8, 20, 1_000_000]),
+def test_a_line_is_ordered_by_priority_and_number() -> None:
+    waiting = queue()
+    for number, priority in ((1, 0), (2, 1), (3, 1)):
+        waiting.enter(Ticket(number, WHOLE, tenant="ana", priority=priority))
+    (line,) = waiting.lines()
+    assert (list(line), len(line)) == ([2, 3, 1], 3)
+    assert [line.at(position) for position in range(4)] == [2, 3, 1, None]
+    assert [waiting.position(number) for number in (1, 2, 3)] == [2, 0, 1]
+    assert waiting.line(LineKey("ana", WHOLE, 1)) is line
+    assert waiting.line(LineKey("bob", WHOLE, 1)) is None
+    assert (waiting.lines_of("ana"), waiting.lines_of("bob")) == (1, 0)
+    assert (waiting.shapes, waiting.line_count, 2 in waiting, 9 in waiting) == (1, 1, True, False)
+
+
+def test_tickets_are_listed_by_number() -> None:
+    waiting = queue()
+    for number, tenant in ((7, "a"), (-2, "b"), (3, "a"), (5, "b")):
+        waiting.enter(Ticket(number, WHOLE, tenant=tenant, priority=number))
+    assert list(waiting.numbers()) == [-2, 3, 5, 7]
+    assert list(waiting.numbers(after=-2)) == list(waiting.numbers(after=2)) == [3, 5, 7]
+    assert list(waiting.numbers("a")) == [3, 7]
+    assert list(waiting.numbers("b", -2)) == [5]
+    assert list(waiting.numbers("b", 5)) == list(waiting.numbers("c")) == []
+
+
+def test_requests_that_become_equal_join_a_line() -> None:
+    waiting = queue()
+    for number, memory in ((1, 15.0), (2, 15.5)):
+        waiting.enter(Ticket(number, Request(Need(1, memory)), tenant="ana"))
+    assert waiting.line_count == 2
+    waiting.rename(lambda ticket: Request(Need(1, 20.0)))
+    (line,) = waiting.lines()
+    assert list(line) == [1, 2]
+
+
+def test_a_guarantee_counts_more_than_priority_and_that_more_than_the_share() -> None:
+    waiting = queue()
+    waiting.shares.entitle("ana", Entitlement(max_priority=5))
+    waiting.shares.entitle("bob", Entitlement(guarantee=8))
+    waiting.shares.charge("ana", A100, 4, 4)
+    for number, (tenant, priority) in enumerate((("cem", 9), ("ana", 9), ("bob", 0)), start=1):
+        waiting.enter(Ticket(number, WHOLE, tenant=tenant, priority=priority))
+    assert [line.key.tenant for line in waiting.lines()] == ["bob", "ana", "cem"]
+
+
+def test_a_ticket_that_is_held_is_passed_over() -> None:
+    cluster = ClusterInUse([(A100, 1)])
+    first = cluster.ask("ana", "7g.80gb")
+    held, second = cluster.ask("bob", "7g.80gb"), cluster.ask("bob", "7g.80gb")
+    cluster.queue.hold(held, 10.0)
+    cluster.end(first)
+    assert second in cluster.running
+    cluster.end(second)
+    assert held in cluster.queue
+    cluster.now = 10.0
+    cluster.settle()
+    assert held in cluster.running
+
+
+def test_a_shortest_lease_that_is_held_is_not_tried() -> None:
+    cluster, _, _ = reserved()
+    short = Ticket(99, Request("1g.10gb"), 1, "cem", lease=5.0, held_until=math.inf)
+    cluster.queue.enter(short)
+    cluster.settle()
+    assert 99 in cluster.queue
+    cluster.queue.hold(99, None)
+    cluster.dispatcher.room_appeared()
+    cluster.settle()
+    assert 99 in cluster.running
+
+
+def test_models_that_are_gone_are_forgotten() -> None:
+    waiting = queue()
+    waiting.placed(A100, 7.0)
+    waiting.placed(A100, 3.0)
+    assert waiting.latest == {A100: 7.0}
+    assert waiting.was_overtaken(Ticket(1, WHOLE, entered=6.0))
+    assert not waiting.was_overtaken(Ticket(1, WHOLE, entered=7.0))
+    waiting.forget(A100)
+    assert waiting.latest == {}
+
+
+# Shares
+
+
+def test_a_share_is_the_larger_part_by_weight() -> None:
+    shares = Shares()
+    shares.add_gpus(A100, 2)
+    request = Request("1g.10gb")
+    assert shares.of("ana", request) == 0.0
+    shares.charge("ana", A100, memory=4, compute=3)
+    assert shares.of("ana", request) == 4 / 16
+    shares.charge("ana", A100, memory=1, compute=4)
+    assert shares.of("ana", request) == 7 / 14
+    shares.entitle("ana", Entitlement(weight=2.0))
+    assert shares.of("ana", request) == 7 / 28
+    shares.charge("ana", A100, memory=-5, compute=-7)
+    shares.charge("ana", A100, memory=8, compute=7, price=50)
+    assert shares.of("ana", request) == 0.125
+    assert shares.of("ana", Request("9g.9gb")) == 0.0
+    assert shares.size(Request("9g.9gb")) == 0
+    shares.forget("ana")
+    assert (shares.of("ana", request), shares.slices("ana")) == (0.0, 0)
+    shares.add_gpus(A100, -2)
+    assert shares.models(request) == ()
+
+
+def test_what_is_remembered_of_requests_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shares_module, "_REMEMBERED_REQUESTS", 2)
+    monkeypatch.setattr(dispatcher_module, "_REMEMBERED_REQUESTS", 2)
+    cluster = ClusterInUse([(A100, 1)])
+    cluster.ask("ana", "7g.80gb")
+    for profile in ("1g.10gb", "2g.20gb", "3g.40gb", "4g.40gb", "1g.20gb"):
+        cluster.ask("bob", profile)
+        assert cluster.shares.size(Request(profile)) == A100.profile(profile).size
+    assert cluster.dispatcher.refuses(Request("1g.20gb"), 1)
+    assert cluster.dispatcher.refusal(Request("1g.20gb")) is not None
+    assert cluster.dispatcher.refusal(Request("1g.10gb")) is None
+
+
+def test_rules_are_checked() -> None:
+    for wrong in (math.nan, -1.0):
+        with pytest.raises(SlicewiseError, match="must not be negative"):
+            ReservationRules(after=wrong)
+    with pytest.raises(SlicewiseError, match="must be 0 to 1"):
+        ReservationRules(share=1.5)
+    assert [ReservationRules().most(gpus) for gpus in (0, 1, 10, 40)] == [0, 1, 1, 4]
+    assert ReservationRules(share=0).most(100) == 0
+
+
+# Reasons
+
+
+def reserved() -> tuple[ClusterInUse, int, int]:
+    """A cluster with a window reserved on its one GPU; the holder and what is in its way."""
+    cluster = ClusterInUse([(A100, 1)], rules=ReservationRules(after=2.0))
+    blocker = cluster.ask("bob", "3g.40gb", lease=20.0)
+    holder = cluster.ask("ana", "7g.80gb")
+    cluster.now = 1.0
+    cluster.ask("bob", "1g.10gb", lease=1.0)
+    cluster.advance(2.0)
+    assert len(cluster.reservations) == 1
+    return cluster, holder, blocker
+
+
+def test_why_a_request_waits() -> None:
+    cluster, holder, blocker = reserved()
+    late = cluster.ask("cem", "1g.10gb", lease=30.0)
+    ticket = cluster.queue.ticket(late)
+    why = cluster.dispatcher.why(ticket, cluster.now)
+    assert why is not None
+    assert why.reason is Reason.RESERVED
+    own = cluster.dispatcher.why(cluster.queue.ticket(holder), cluster.now)
+    assert own is not None
+    assert (own.reason, own.detail) == (Reason.OWN_RESERVATION, "a window is reserved for it")
+    assert cluster.dispatcher.others_ahead(cluster.queue.ticket(holder)) is False
+    cluster.quotas["cem"] = 0
+    over = cluster.dispatcher.why(ticket, cluster.now)
+    assert over is not None
+    assert over.reason is Reason.QUOTA
+    del cluster.quotas["cem"]
+    # A request for several instances is told what it lacks; one with a short lease may go in.
+    several = cluster.dispatcher.place(replace(ticket, count=2), cluster.now)
+    assert isinstance(several, Rejection)
+    assert several.reason is not Reason.RESERVED
+    short = cluster.dispatcher.why(replace(ticket, lease=1.0), cluster.now)
+    assert short is None
+    assert not cluster.cluster.instances_on(0)[1:], "nothing was placed"
+    cluster.end(blocker)
+    assert holder in cluster.running
+
+
+def test_who_is_ahead() -> None:
+    cluster = ClusterInUse([(A100, 1)])
+    cluster.ask("bob", "7g.80gb")
+    behind, ahead = cluster.ask("bob", "3g.40gb"), cluster.ask("ana", "3g.40gb")
+    tickets = [cluster.queue.ticket(number) for number in (behind, ahead)]
+    assert [cluster.dispatcher.others_ahead(ticket) for ticket in tickets] == [True, False]
+
+
+def test_a_tenant_at_its_quota_loses_its_reservation() -> None:
+    cluster, holder, blocker = reserved()
+    cluster.quotas["ana"] = 0
+    cluster.end(blocker)
+    assert holder in cluster.queue
+    assert len(cluster.reservations) == 0
+    assert cluster.ask("cem", "7g.80gb") in cluster.running
+
+
+def test_an_acceptance_may_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = ClusterInUse([(A100, 1)])
+    first, second = cluster.ask("ana", "7g.80gb"), cluster.ask("bob", "7g.80gb")
+    monkeypatch.setattr(
+        cluster, "accept", lambda ticket, instances: Rejection(WHOLE, Reason.QUOTA, "too much")
     )
-    def begin(self, backfill: int, overtakes: int, quota: int) -> None:
-        self.discipline = Discipline(backfill, overtakes)
-        self.room, self.slow = WaitingRoom(self.discipline), ReferenceQueue(self.discipline)
-        self.store, self.shop = Store(0, quota), Store(0, quota)
-
-    @rule(
-        size=st.sampled_from(sorted(SIZES)),
-        count=st.integers(1, 2),
-        tenant=st.sampled_from("abcdef"),
-        priority=st.integers(0, 2),
-        patience=st.none() | st.integers(0, 5),
-        gap=st.integers(1, 3),
-    )
-    def enter(
-        self, size: str, count: int, tenant: str, priority: int, patience: int | None, gap: int
-    ) -> None:
-        self.numbers += gap
-        deadline = None if patience is None else self.now + patience
-        ticket = Ticket(self.numbers, Request(size), count, tenant, priority, self.now, deadline)
-        self.room.enter(ticket)
-        self.slow.enter(ticket)
-
-    @rule(choice=st.integers(0, 1_000_000))
-    def withdraw(self, choice: int) -> None:
-        if self.slow.tickets:
-            number = self.slow.tickets[choice % len(self.slow.tickets)].number
-            assert self.room.withdraw(number) == self.slow.withdraw(number)
-
-    @rule(hours=st.integers(0, 3))
-    def advance_time(self, hours: int) -> None:
-        self.now += hours
-        assert self.room.expired(self.now) == self.slow.expired(self.now)
-
-    @rule(units=st.integers(0, 12), tenant=st.sampled_from("abcdef"))
-    def release_units(self, units: int, tenant: str) -> None:
-        for store in (self.store, self.shop):
-            store.free += units
-            store.held[tenant] = max(0, store.held[tenant] - units)
-        self.serve()
-
-    @rule()
-    def serve(self) -> None:
-        before = list(self.room)
-        limit = 1 + self.discipline.backfill
-        self.store.tried, self.shop.tried = [], []
-        served = self.room.serve(self.store.place)
-        assert served == self.slow.serve(self.shop.place)
-        assert self.store.tried == self.shop.tried
-        tickets = [ticket for ticket, _ in served]
-        blocked = [n for n in self.store.tried if n in self.room]
-        assert len(blocked) <= limit + len(set("abcdef"))
-        for ticket in tickets:
-            ahead = before[: before.index(ticket)]
-            assert all(each in tickets for each in ahead if each.tenant == ticket.tenant)
-        if not self.discipline.backfill and self.store.quota == 1_000_000:
-            assert tickets == before[: len(tickets)], "first in, first out"
-        self.store.tried = []
-        assert self.room.serve(self.store.place) == [], "all were served that may be"
-
-    @invariant()
-    def agree(self) -> None:
-        assert list(self.room) == self.slow.tickets
-        assert len(self.room) == len(self.slow.tickets)
-        for position, ticket in enumerate(self.slow.tickets):
-            assert self.room.position(ticket.number) == position
-            assert self.room.ticket(ticket.number) == ticket
-            overtaken = self.room.overtaken(ticket.number)
-            assert overtaken == self.slow.overtaken[ticket.number] <= self.discipline.overtakes
-        deadlines = [each.deadline for each in self.slow.tickets if each.deadline is not None]
-        assert self.room.next_deadline == min(deadlines, default=None)
+    cluster.end(first)
+    assert second in cluster.queue
+    assert cluster.cluster.instance_count == 0
 
 
-TestTwins = QueueComparison.TestCase
-TestTwins.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+def test_a_ticket_that_is_held_holds_no_window() -> None:
+    cluster = ClusterInUse([(A100, 2)], rules=ReservationRules(after=1.0, share=1.0))
+    first = cluster.ask("ana", "7g.80gb", lease=8.0)
+    cluster.ask("ana", "4g.40gb")
+    held, second = cluster.ask("bob", "7g.80gb"), cluster.ask("bob", "7g.80gb")
+    cluster.queue.hold(held, 100.0)
+    cluster.now = 0.5
+    cluster.ask("ana", "1g.10gb")  # it overtakes
+    cluster.advance(5.0)
+    held_ticket, ticket = cluster.queue.ticket(held), cluster.queue.ticket(second)
+    assert cluster.dispatcher.windows_for(held_ticket) == ()
+    (window,) = cluster.dispatcher.windows_for(ticket)
+    assert window.opens == 8.0
+    why = cluster.dispatcher.why(ticket, cluster.now)
+    assert why is not None
+    assert why.reason is Reason.OWN_RESERVATION
+    line = cluster.queue.line(ticket.line)
+    assert line is not None
+    assert (list(line), list(line.ready), line.held) == ([held, second], [second], 1)
+    assert (cluster.queue.position(held), cluster.queue.position(second)) == (0, 0)
+    cluster.advance(8.0)
+    assert second in cluster.running
+    assert first not in cluster.running
+    assert list(cluster.reservations) == []
+    third = cluster.ask("bob", "7g.80gb")
+    cluster.now = 8.5
+    cluster.ask("ana", "1g.10gb")
+    cluster.advance(9.5)
+    (window,) = cluster.dispatcher.windows_for(cluster.queue.ticket(third))
+    cluster.end(held)  # it held no window, so the line keeps what it has
+    assert cluster.dispatcher.windows_for(cluster.queue.ticket(third)) == (window,)
 
 
-def numbers(served: list[tuple[Ticket, int]]) -> list[int]:
-    return [ticket.number for ticket, _ in served]
+# Reservations
 
 
-def room_of(*sizes: int, backfill: int = 0, overtakes: int = 16) -> WaitingRoom:
-    """Return a queue with tickets 0, 1, ... of different tenants, for these numbers of units."""
-    room = WaitingRoom(Discipline(backfill, overtakes))
-    for number, size in enumerate(sizes):
-        room.enter(Ticket(number, Request(str(size)), tenant=f"t{number}"))
-    return room
+def test_reservations_end_with_their_gpus() -> None:
+    cluster, holder, _ = reserved()
+    cluster.dispatcher.freed(0)
+    cluster.dispatcher.removed([0])
+    assert len(cluster.reservations) == 0
+    assert cluster.reservations.on(0) is None
+    assert holder in cluster.queue
 
 
-def test_fifo_lets_no_ticket_pass_a_blocked_head() -> None:
-    room = room_of(1, 8, 1)
-    store = Store(4)
-    assert numbers(room.serve(store.place)) == [0]
-    assert store.tried == [0, 1]
-    store.free = 9
-    assert numbers(room.serve(store.place)) == [1, 2]
-    assert len(room) == 0
-    assert room.serve(store.place) == []
-    assert WaitingRoom().discipline == Discipline(0, 16)
+def test_reservations_follow_the_names_of_requests() -> None:
+    cluster, _, _ = reserved()
+    ((line, pool),) = cluster.reservations
+    renamed = line._replace(request=Request("7g.80gb", ("A100-80GB",)))
+    cluster.reservations.rename({line: [renamed]})
+    assert list(cluster.reservations) == [(renamed, pool)]
+    on = cluster.reservations.on(0)
+    assert on is not None
+    assert on[0] == renamed
 
 
-def test_backfill_tries_a_limited_number_of_tickets() -> None:
-    store = Store(3)
-    room = room_of(8, 4, 2, 4, 1, backfill=2)
-    assert numbers(room.serve(store.place)) == [2], "0, 1 and 3 are blocked: 4 is out of sight"
-    assert store.tried == [0, 1, 2, 3]
-    room.withdraw(1)
-    assert numbers(room.serve(store.place)) == [4]
+def test_windows_go_with_their_holders_when_a_line_is_split_or_joined() -> None:
+    cluster = ClusterInUse([(A100, 3)])
+    number = A100.placement("7g.80gb", 0)
+    assert number is not None
+    line, other = (LineKey("ana", Request(Need(compute, 40.0)), 1) for compute in (4, 7))
+    windows = [Window(gpu, number.number, opens) for gpu, opens in ((0, 5.0), (1, 6.0), (2, None))]
+    cluster.reservations.set(line, windows)
+    cluster.reservations.rename({line: [other, line, other]})
+    assert cluster.reservations.of(other) == (windows[0], windows[2])
+    assert cluster.reservations.of(line) == (windows[1],)
+    cluster.reservations.rename({line: [line], other: [line, line]})
+    assert list(cluster.reservations) == [(line, tuple(windows))]
+    assert [cluster.reservations.on(gpu) for gpu in range(3)] == [(line, one) for one in windows]
 
 
-def test_a_ticket_is_overtaken_a_limited_number_of_times() -> None:
-    room = room_of(8, 1, 4, 1, 1, 1, backfill=10, overtakes=2)
-    store = Store(3)
-    assert numbers(room.serve(store.place)) == [1, 3]
-    assert [room.overtaken(number) for number in (0, 2, 4)] == [2, 1, 0]
-    assert store.tried == [0, 1, 2, 3], "4 and 5 would have fitted"
-    store.free = 7
-    assert room.serve(store.place) == []
-    store.free = 12
-    assert numbers(room.serve(store.place)) == [0, 2]
+def test_only_the_reservations_on_a_gpu_that_leaves_end() -> None:
+    cluster = ClusterInUse([(A100, 3)])
+    lines = [LineKey(tenant, WHOLE, 1) for tenant in ("ana", "bob")]
+    number = A100.placement("7g.80gb", 0)
+    assert number is not None
+    for gpu, line in enumerate(lines):
+        cluster.reservations.set(line, [Window(gpu, number.number, None)])
+    cluster.reservations.drop([1])
+    assert [line for line, _ in cluster.reservations] == lines[:1]
 
 
-def test_overtaken_tickets_are_reported_once() -> None:
-    room = room_of(8, 4, 1, 2, backfill=10)
-    assert numbers(room.serve(Store(3).place)) == [2, 3]
-    room.withdraw(1)
-    assert room.take_overtaken() == {0: 2}, "who has left is not asked about"
-    assert room.take_overtaken() == {}
-    room.set_overtaken(0, 16)
-    assert room.overtaken(0) == 16
+def test_a_policy_that_scans_gets_no_reservations() -> None:
+    cluster = ClusterInUse([(A100, 1)], policy="peer-volcano", rules=ReservationRules(after=0.0))
+    assert cluster.scheduler.scans
+    assert cluster.scheduler.has_room(WHOLE)
+    assert not cluster.scheduler.fits_on(0, WHOLE)
+    cluster.ask("bob", "1g.10gb")
+    cluster.ask("ana", "7g.80gb")
+    cluster.now = 1.0
+    cluster.ask("bob", "1g.10gb")
+    cluster.settle()
+    assert len(cluster.reservations) == 0
 
 
-def test_a_tenant_is_served_strictly_in_order() -> None:
-    room = WaitingRoom(Discipline(backfill=2))
-    for number, (tenant, size) in enumerate([("a", 8), ("a", 1), ("b", 1), ("a", 1), ("b", 1)]):
-        room.enter(Ticket(number, Request(str(size)), tenant=tenant))
-    store = Store(4)
-    assert numbers(room.serve(store.place)) == [2], "three of a tenant's stay behind: no more"
-    assert store.tried == [0, 2]
-    assert [room.overtaken(number) for number in (0, 1, 3)] == [1, 1, 0]
+def test_too_few_gpus_for_all_windows() -> None:
+    cluster = ClusterInUse([(A100, 2)])
+    assert cluster.reservations.find(WHOLE, 2, {A100: 1}, cluster.ends, 0.0) is None
+    assert cluster.reservations.find(WHOLE, 3, {A100: 3}, cluster.ends, 0.0) is None
+    found = cluster.reservations.find(WHOLE, 2, {A100: 2}, cluster.ends, 0.0)
+    assert found is not None
+    assert [window.gpu for window in found] == [0, 1]
+    assert cluster.reservations.best_on(0, Request("1g.6gb"), cluster.ends, 0.0) is None
 
 
-def test_higher_priority_first_then_the_tenants_other_tickets() -> None:
-    room = WaitingRoom(Discipline(backfill=5))
-    room.enter(Ticket(1, Request("1"), tenant="a"))
-    room.enter(Ticket(2, Request("8"), tenant="a", priority=1))
-    room.enter(Ticket(3, Request("2"), tenant="b", priority=1))
-    assert [ticket.number for ticket in room] == [2, 3, 1]
-    assert [room.position(number) for number in (1, 2, 3)] == [2, 0, 1]
-    assert numbers(room.serve(Store(3).place)) == [3]
-    assert room.overtaken(1) == 0, "the lower priority was behind anyway"
-    assert numbers(room.serve(Store(9).place)) == [2, 1]
+def test_a_gpu_has_one_reserved_window() -> None:
+    cluster = ClusterInUse([(A100, 1), (A30, 1)])
+    cluster.cluster.reserve(0, 0)
+    with pytest.raises(PlacementError, match="has a reserved window already"):
+        cluster.cluster.reserve(0, 1)
+    assert cluster.cluster.is_open(0, 0)
+    cluster.cluster.unreserve(1)
+    cluster.cluster.unreserve(0)
+    assert cluster.cluster.reserved(0) is None
 
 
-def test_a_tenant_at_its_quota_blocks_no_other_tenant() -> None:
-    room = WaitingRoom()  # first in, first out
-    for number in range(1000):
-        room.enter(Ticket(number, Request("2"), tenant="greedy"))
-    room.enter(Ticket(1000, Request("2"), tenant="modest"))
-    room.enter(Ticket(1001, Request("8"), tenant="other"))
-    room.enter(Ticket(1002, Request("1"), tenant="last"))
-    store = Store(8, quota=8)
-    store.held["greedy"] = 7
-    assert numbers(room.serve(store.place)) == [1000]
-    assert store.tried == [0, 1000, 1001], "one look at the tenant, whatever it has waiting"
-    assert room.overtaken(0) == 0
+def test_states_are_renumbered_under_a_reservation() -> None:
+    cluster = ClusterInUse([(A100, 1), (A30, 1)]).cluster
+    cluster.reserve(1, 0)
+    before, shown = cluster.state(1), cluster.states[cluster.state_of[1]]
+    assert before != shown
+    cluster.remove_node("node-0")
+    cluster.forget(A100)
+    assert (cluster.state(1), cluster.states[cluster.state_of[1]]) == (before, shown)
 
 
-def test_an_exception_while_placing_keeps_the_remaining_tickets() -> None:
-    room = room_of(1, 1, 1)
-
-    def place(ticket: Ticket) -> int:
-        if ticket.number == 1:
-            raise SlicewiseError("out of order")
-        return 1
-
-    with pytest.raises(SlicewiseError, match="out of order"):
-        room.serve(place)
-    assert [ticket.number for ticket in room] == [1, 2]
-
-
-def test_tickets_expire_at_their_deadline() -> None:
-    room = WaitingRoom()
-    assert room.next_deadline is None
-    assert room.expired(math.inf) == []
-    for number, deadline in enumerate([7.5, None, 3.0, 3.0]):
-        room.enter(Ticket(number, Request("1"), priority=number, deadline=deadline))
-    assert room.next_deadline == 3.0
-    assert room.expired(2.9) == []
-    assert [ticket.number for ticket in room.expired(3.0)] == [3, 2]
-    assert room.next_deadline == 7.5
-    room.withdraw(0)
-    assert room.next_deadline is None
-    assert 1 in room
-    assert 0 not in room
+def test_a_window_whose_budget_is_taken_by_others_hides_its_gpu() -> None:
+    """The media extension is in use beside the window that needs it."""
+    cluster = ClusterInUse([(A100, 1)]).cluster
+    extended = A100.placement("1g.10gb+me", 0)
+    other = A100.placement("1g.10gb+me", 2)
+    assert extended is not None
+    assert other is not None
+    cluster.put(0, extended.number)
+    cluster.reserve(0, other.number)
+    assert 0 not in cluster.schedulable
+    cluster.unreserve(0)
+    assert 0 in cluster.schedulable
 
 
-def test_invalid_arguments_are_refused() -> None:
-    room = WaitingRoom()
-    room.enter(Ticket(4, Request("1")), overtaken=3)
-    assert room.overtaken(4) == 3
-    with pytest.raises(SlicewiseError, match="ticket 4 is waiting already"):
-        room.enter(Ticket(4, Request("2")))
-    for ask in (room.withdraw, room.ticket, room.position, room.overtaken):
-        with pytest.raises(SlicewiseError, match="no ticket 5 is waiting"):
-            ask(5)
-    with pytest.raises(SlicewiseError, match="ticket 1 asks for 0 instances"):
-        Ticket(1, Request("1"), 0)
-    for never in (math.nan, math.inf):
-        with pytest.raises(SlicewiseError, match="leave it out to wait for ever"):
-            Ticket(1, Request("1"), deadline=never)
-    with pytest.raises(SlicewiseError, match="backfill must be 0 to 1000000, not -1"):
-        Discipline(-1)
-    with pytest.raises(SlicewiseError, match="overtakes must be 0 to 1000000, not 1000001"):
-        Discipline(1, 1_000_001)
-
-
-def test_a_rejected_request_is_not_tried_again_until_slices_are_freed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    tried = []
-    free = 2
-
-    def place(request: Request, count: int) -> str | Rejection:
-        tried.append((str(request), count))
-        fits = SIZES[str(request)] * count <= free
-        return "here" if fits else Rejection(request, Reason.CAPACITY, "no")
-
-    attempts = Attempts(place)
-    assert isinstance(attempts(Request("4")), Rejection)
-    assert isinstance(attempts(Request("1"), 3), Rejection)
-    assert isinstance(attempts(Request("1"), 4), Rejection)
-    assert isinstance(attempts(Request("4")), Rejection)
-    assert attempts(Request("1"), 2) == "here"
-    assert tried == [("4", 1), ("1", 3), ("1", 2)]
-    free = 4
-    attempts.room_appeared()
-    assert attempts(Request("4")) == "here"
-    monkeypatch.setattr(queue_module, "_REMEMBERED_REQUESTS", 1)
-    free = 0
-    tried.clear()
-    for size in ("1", "2", "2", "1"):
-        attempts(Request(size))
-    assert tried == [("1", 1), ("2", 1), ("1", 1)], "it remembers only so many"
-
-
-@pytest.mark.parametrize("policy", ["mfi", "least-lost", "best-fit", "round-robin"])
-def test_the_memory_of_rejections_does_not_change_placements(policy: str, a100: Geometry) -> None:
-    """Serving with and without the memory of rejections gives the same placements."""
-
-    def served(remember: bool) -> list[tuple[int, tuple[Instance, ...]]]:
-        scheduler = Scheduler(Cluster.of(a100, 2), policy)
-        attempts = Attempts(lambda request, count: scheduler.submit_all(request, count, waits=True))
-        room = WaitingRoom(Discipline(8))
-        done: list[tuple[int, tuple[Instance, ...]]] = []
-        held: list[Instance] = []
-        profiles = [profile.name for profile in a100.plain_profiles]
-        for number in range(200):
-            want = Request(profiles[number * 7 % len(profiles)])
-            room.enter(Ticket(number, want, 1 + number % 2, tenant=str(number)))
-            if number % 3 and held:
-                scheduler.release(held.pop(number * 5 % len(held)))
-                attempts.room_appeared()
-            if not remember:
-                attempts.room_appeared()
-            for ticket, instances in room.serve(
-                lambda ticket: attempts(ticket.request, ticket.count)
-            ):
-                done.append((ticket.number, instances))
-                held += instances
-        return done
-
-    assert served(True) == served(False)
-    assert len(served(True)) > 20
-
-
-@settings(deadline=None)
-@given(
-    keys=st.sets(st.tuples(st.integers(-3, 3), st.integers(0, 60)), max_size=80),
-    gone=st.sets(st.tuples(st.integers(-3, 3), st.integers(0, 60)), max_size=80),
-)
-def test_sorted_keys_behave_like_a_sorted_list(
-    keys: set[tuple[int, int]], gone: set[tuple[int, int]]
-) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sortedkeys, "_LARGEST", 4)
-        ours = SortedKeys()
-        for key in keys:
-            ours.add(key)
-        for key in keys & gone:
-            ours.remove(key)
-    left = sorted(keys - gone)
-    assert list(ours) == left
-    assert ours.first == (left[0] if left else None)
-    assert [ours.rank(key) for key in left] == list(range(len(left)))
-    for key in keys | gone:
-        assert ours.after(key) == min((each for each in left if each > key), default=None)
-
-
-def test_a_long_queue_is_not_walked_completely() -> None:
-    """Work is counted, not timed: tries per pass, and keys moved per change."""
-    room = WaitingRoom(Discipline(backfill=8))
-    count = 16_000
-    for number in range(count):
-        tenant = f"t{number % 1000}"
-        room.enter(Ticket(number, Request("8"), tenant=tenant, priority=number % 3))
-    assert max(map(len, room._order._blocks)) <= 512
-    assert room.position(count - 1) == count - 1, "the last of the lowest priority"
-    assert room.position(2) == 0
-    store = Store(0)
-    assert room.serve(store.place) == []
-    assert len(store.tried) == 9
-    for number in range(0, count, 2):
-        room.withdraw(number)
-    assert len(room) == count // 2
-    store.free = 8 * count
-    assert len(room.serve(store.place)) == count // 2
-    assert not room._lines
-    assert room._heads.first is None
+def test_an_unknown_window_has_no_opening() -> None:
+    cluster, _, blocker = reserved()
+    ((line, (window,)),) = cluster.reservations
+    cluster.running[blocker].ends = None
+    assert cluster.reservations.earlier(0, cluster.ends, cluster.now) is None
+    assert cluster.reservations.of(line) == (window,)
+    assert cluster.reservations.of(LineKey("cem", WHOLE, 1)) == ()
+    assert isinstance(window, Window)

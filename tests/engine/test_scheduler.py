@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.engine.last_gpu import LastGpu
 
 from slicewise import (
     AdaptivePolicy,
@@ -30,23 +31,6 @@ from slicewise.engine.reasons import Reasons
 from slicewise.policies.fits import BestFit, WorstFit
 from slicewise.policies.mfi import Mfi
 from slicewise.policies.ranking import Ranking
-
-
-class LastGpu(ScanPolicy):
-    """A scan policy that takes the highest feasible GPU id."""
-
-    name = "last-gpu"
-    summary = "Highest GPU id with an open window."
-
-    def choose(self, cluster: Cluster, request: Request) -> Spot | None:
-        for gpu in sorted(cluster.schedulable, reverse=True):
-            state = cluster.state(gpu)
-            for _, profile in request.candidates(state.geometry):
-                for start in state.feasible_starts(profile):
-                    placement = state.geometry.placement(profile.name, start)
-                    assert placement is not None
-                    return Spot(gpu, placement)
-        return None
 
 
 class Stubborn(ScanPolicy):
@@ -142,6 +126,11 @@ def test_text_of_rejections(a100: Geometry) -> None:
     )
     assert str(scheduler.submit("7g.80gb")) == (
         "no GPU has enough free for 7g.80gb (4 slices are free in all)"
+    )
+    scheduler.submit("2g.20gb")
+    scheduler.submit("1g.10gb")
+    assert str(scheduler.submit("7g.80gb")) == (
+        "no GPU has enough free for 7g.80gb (1 slice is free in all)"
     )
     assert str(Scheduler(Cluster(), "mfi").submit("1g.10gb")) == (
         "no GPU model of this cluster offers 1g.10gb (models here: none)"

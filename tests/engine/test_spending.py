@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slicewise.engine.move_budget import CHEAPEST, DEAREST, LONGEST_PLAN, Budget, worth
+from slicewise.engine.move_budget import CHEAPEST, DEAREST, LONGEST_PLAN, MoveBudget, worth
 
 
 def test_a_rescue_is_worth_less_if_larger_or_if_the_cluster_is_fuller() -> None:
@@ -21,7 +21,7 @@ def test_a_rescue_is_worth_less_if_larger_or_if_the_cluster_is_fuller() -> None:
 
 
 def test_the_price_falls_with_savings() -> None:
-    budget = Budget(0.02)
+    budget = MoveBudget(0.02)
     for _ in range(49):
         budget.earn()
     assert budget.longest_plan(1) == 0
@@ -45,7 +45,7 @@ def test_the_price_falls_with_savings() -> None:
 
 
 def test_a_confined_budget_ignores_earlier_savings() -> None:
-    budget = Budget(0.5)
+    budget = MoveBudget(0.5)
     for _ in range(100):
         budget.earn()
     assert budget.saved == pytest.approx(50)
@@ -60,7 +60,7 @@ def test_a_confined_budget_ignores_earlier_savings() -> None:
 def test_the_price_falls_towards_the_end() -> None:
     prices = []
     for left in (100_000, 5_000, 1_000, 100, 0):
-        budget = Budget(0.02)
+        budget = MoveBudget(0.02)
         for _ in range(1_000):
             budget.earn()
         budget.confine(1_000 + left)
@@ -74,7 +74,7 @@ def test_the_price_falls_towards_the_end() -> None:
 
 
 def test_a_budget_without_income_allows_no_moves() -> None:
-    budget = Budget(0)
+    budget = MoveBudget(0)
     budget.confine(100)
     budget.earn()
     assert budget.price == DEAREST

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import math
 import os
 import subprocess
 import sys
@@ -83,6 +85,54 @@ def test_every_model_matches_the_catalog(
                 )
             by_id = nvml.nvmlDeviceGetGpuInstanceProfileInfoById(device, info.id)
             assert bytes(by_id) == bytes(info)
+
+
+def gigabytes_in_name(total: int, memory_mib: int) -> int:
+    """What NVIDIA's tools for Kubernetes (go-nvlib) write in a profile's name.
+
+    They round the instance's memory up to eighths of the GPU's, which they round up to GiB.
+    """
+    eighths = math.ceil(8 * (memory_mib << 20) / total)
+    return math.floor(eighths / 8 * math.ceil(total / 2**30) + 0.5)
+
+
+def test_names_of_profiles_follow_from_the_memory(
+    geometry: Geometry, make: Callable[..., Machine], library: Path
+) -> None:
+    with attached(make(geometry.model), library) as nvml:
+        device = nvml.nvmlDeviceGetHandleByIndex(0)
+        total = nvml.nvmlDeviceGetMemoryInfo(device).total
+        found = profiles(device)
+    if geometry.model == "Thor-iGPU":  # its memory is the machine's
+        assert total == 0
+        return
+    for profile in geometry.profiles:
+        memory = found[profile.name].memorySizeMB
+        assert gigabytes_in_name(total, memory) == profile.memory_gb, profile.name
+        assert memory << 20 <= total
+
+
+def test_memory_of_a_known_model_is_the_real_one(
+    make: Callable[..., Machine], library: Path
+) -> None:
+    for model, listed in (("A100-80GB", 81920), ("H100-80GB-PCIe", 81559), ("B200", 183359)):
+        with attached(make(model), library) as nvml:
+            info = nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByIndex(0))
+            assert info.total == listed << 20
+
+
+def test_gpus_are_on_bare_metal(machine: Machine, gpu: Any, nvml: Any) -> None:
+    mode = ctypes.c_uint(99)
+    ask = nvml._nvmlGetFunctionPointer("nvmlDeviceGetVirtualizationMode")
+    assert ask(gpu, ctypes.byref(mode)) == 0
+    assert mode.value == nvml.NVML_GPU_VIRTUALIZATION_MODE_NONE
+    assert nvml.nvmlDeviceGetVirtualizationMode(gpu) == 0
+    assert ask(gpu, None) == 2
+    machine.create_instance(0, "1g.18gb", 0)
+    mig = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, 0)
+    assert code(nvml.nvmlDeviceGetVirtualizationMode, mig) == 2
+    machine.lose(0)
+    assert code(nvml.nvmlDeviceGetVirtualizationMode, gpu) == 15
 
 
 def test_profiles_of_other_models_are_not_supported(gpu: Any, nvml: Any) -> None:

@@ -75,6 +75,8 @@ def test_lifecycle_of_an_instance(machine: Machine, gpu: Any, nvml: Any) -> None
     told = nvml.nvmlComputeInstanceGetInfo_v2(compute)
     assert (told.id, told.profileId, told.placement.start, told.placement.size) == (0, 2, 0, 3)
     assert nvml.nvmlGpuInstanceGetInfo(told.gpuInstance).id == view.id
+    assert nvml.nvmlDeviceIsMigDeviceHandle(told.device).value
+    assert nvml.nvmlDeviceGetUUID(told.device) == uuid
     by_id = nvml.nvmlDeviceGetGpuInstanceById(gpu, view.id)
     assert nvml.nvmlGpuInstanceGetInfo(by_id).placement.start == 4
     again = nvml.nvmlGpuInstanceGetComputeInstanceById(by_id, 0)
@@ -243,8 +245,11 @@ def test_mig_mode_changes_at_once_on_hopper(make: Callable[..., Machine], librar
         assert nvml.nvmlDeviceSetMigMode(gpu, 1) == 0
         assert nvml.nvmlDeviceGetMigMode(gpu) == [1, 1]
         instance = create(gpu, 19, 0, 1)
-        assert nvml.nvmlDeviceSetMigMode(gpu, 0) == IN_USE
-        assert nvml.nvmlDeviceGetMigMode(gpu) == [1, 0]
+        activation = ctypes.c_uint(99)
+        ask = nvml._nvmlGetFunctionPointer("nvmlDeviceSetMigMode")
+        assert ask(gpu, 0, ctypes.byref(activation)) == IN_USE
+        assert activation.value == 0
+        assert nvml.nvmlDeviceGetMigMode(gpu) == [1, 1]
         assert found_on(gpu) == {("1g.18gb", 0, 1)}
         nvml.nvmlGpuInstanceDestroy(instance)
         assert nvml.nvmlDeviceSetMigMode(gpu, 0) == 0

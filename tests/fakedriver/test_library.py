@@ -25,8 +25,8 @@ def test_the_same_source_is_built_once(library: Path) -> None:
 
 
 def test_concurrent_builds(tmp_path: Path, library: Path) -> None:
-    with ThreadPoolExecutor(4) as crew:
-        paths = set(crew.map(lambda _: build(tmp_path), range(4)))
+    with ThreadPoolExecutor(4) as pool:
+        paths = set(pool.map(lambda _: build(tmp_path), range(4)))
     assert len(paths) == 1
     assert [path.name for path in paths.pop().parent.iterdir()] == ["libnvidia-ml.so.1"]
 

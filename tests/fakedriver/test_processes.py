@@ -16,7 +16,7 @@ from tests.fakedriver.driver import Direct, code, run, start
 
 from slicewise.catalog import load_geometry
 from slicewise.core.cluster import Cluster
-from slicewise.fakedriver import InstanceView, Machine
+from slicewise.fakedriver import Machine, SimulatedInstance
 
 KILLS = 60
 PROCESSES = 4
@@ -62,7 +62,7 @@ print(made)
 
 def check(machine: Machine) -> int:
     """Check that the scheduler would allow all instances; return their number."""
-    views: tuple[InstanceView, ...] = machine.instances()
+    views: tuple[SimulatedInstance, ...] = machine.instances()
     cluster = Cluster.of(load_geometry("H200"), len(machine.gpus))
     for view in views:
         cluster.place(view.gpu, view.profile, view.start)  # raises if it overlaps

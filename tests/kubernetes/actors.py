@@ -19,7 +19,7 @@ from tests.kubernetes_e2e.nvidia import CLASSES as STOCK_CLASSES
 from tests.kubernetes_e2e.nvidia import DRIVER, MIG_CLASS, devices_at
 
 from slicewise.kubernetes.api.quantities import amount
-from slicewise.kubernetes.api_client import ApiError
+from slicewise.kubernetes.api_client import KubernetesApiError
 from slicewise.kubernetes.claim_client import CONFIRMED, CONFLICT, FINALIZER
 from slicewise.kubernetes.informer import CLAIMS, CLASSES, NAMESPACES, NODES, PODS, SLICES
 from slicewise.kubernetes.pending_claims import POD_CLAIM_NAME
@@ -178,7 +178,13 @@ def make_claim(
     )
 
 
-def make_pod(api: FakeApi, name: str, templates: Iterable[str], claims: Iterable[str]) -> None:
+def make_pod(
+    api: FakeApi,
+    name: str,
+    templates: Iterable[str],
+    claims: Iterable[str],
+    deadline: int | None = None,
+) -> None:
     """Create a pod with claims from templates, named by profile, and with existing claims."""
     asked: list[Json] = [
         {"name": f"t{i}", "resourceClaimTemplateName": one} for i, one in enumerate(templates)
@@ -186,7 +192,7 @@ def make_pod(api: FakeApi, name: str, templates: Iterable[str], claims: Iterable
     asked += [{"name": f"c{i}", "resourceClaimName": one} for i, one in enumerate(claims)]
     made = {
         "metadata": {"name": name, "namespace": TEAM},
-        "spec": {"resourceClaims": asked},
+        "spec": {"resourceClaims": asked, "activeDeadlineSeconds": deadline},
         "status": {"phase": "Pending", "resourceClaimStatuses": [], "conditions": []},
     }
     api.make(PODS.name, made)
@@ -489,7 +495,7 @@ class StockScheduler:
     def _try(self, key: str, how: Any, version: str) -> bool:
         try:
             done = self._api.change(CLAIMS.name, key, how, version)
-        except ApiError:
+        except KubernetesApiError:
             return False
         if done:
             self._know(self._api.there[CLAIMS.name][key])

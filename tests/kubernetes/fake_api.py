@@ -15,7 +15,7 @@ import msgspec
 
 from slicewise.core.errors import SlicewiseError
 from slicewise.kubernetes.api import ListOf
-from slicewise.kubernetes.api_client import APPLY, ApiError, ConflictError, NotFoundError
+from slicewise.kubernetes.api_client import APPLY, ConflictError, KubernetesApiError, NotFoundError
 from slicewise.kubernetes.informer import (
     CLAIMS,
     KINDS,
@@ -50,6 +50,8 @@ class FakeApi:
         """Called before each request with its method: raises, or returns a later error."""
         self.tell: Callable[[str], object] = lambda _: None
         """Receives a line of text for each change."""
+        self.protected: set[str] = set()
+        """The claims that an admission policy protects from slicewise."""
         self.applied: dict[str, set[str]] = {}
         """By uid of a pod: the claims in its status that slicewise has applied."""
         self._uids = 0
@@ -136,7 +138,7 @@ class FakeApi:
             raise NotFoundError(404, "NotFound", path)
         return msgspec.json.decode(msgspec.json.encode(self.there[name][key]), type=kind)
 
-    def pages(self, path: str, kind: type[Any]) -> Iterator[Any]:
+    def pages(self, path: str, kind: type[Any], fields: str = "") -> Iterator[Any]:
         """List all objects of a kind."""
         self._ask("GET")
         name = next(one.name for one in KINDS if one.path == path)
@@ -156,6 +158,8 @@ class FakeApi:
         old = self.there[name].get(key)
         if old is None:
             raise NotFoundError(404, "NotFound", path)
+        if name == CLAIMS.name and key in self.protected:
+            raise KubernetesApiError(422, "Invalid", "a policy protects it")
         meta = body["metadata"]
         for field in ("uid", "resourceVersion"):
             if meta.get(field, old["metadata"][field]) != old["metadata"][field]:
@@ -300,4 +304,4 @@ def _check_claim(old: Json, new: Json) -> None:
     if old["metadata"].get("deletionTimestamp") and more:
         why = "no finalizer can be added to what is being deleted"
     if why:
-        raise ApiError(422, "Invalid", why)
+        raise KubernetesApiError(422, "Invalid", why)

@@ -68,13 +68,13 @@ def claim(
     return msgspec.convert(made, ResourceClaim)
 
 
-def pod(name: str, claims: Sequence[str] = (), **spec: object) -> Pod:
+def pod(name: str, claims: Sequence[str] = (), namespace: str = "team", **spec: object) -> Pod:
     """A pod with claims that exist."""
     wanted = [{"name": f"c{i}", "resourceClaimName": c} for i, c in enumerate(claims)]
     made = {
         "metadata": {
             "name": name,
-            "namespace": "team",
+            "namespace": namespace,
             "uid": f"uid-{name}",
             "creationTimestamp": "2026-01-01T00:00:00Z",
         },

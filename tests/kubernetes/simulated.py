@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable
 
 from tests.kubernetes import jobs
-from tests.kubernetes.fake_api import FakeApi, Stream
+from tests.kubernetes.fake_api import FakeApi, Json, Stream
 from tests.kubernetes.jobs import FakeExecutor
 
+from slicewise.engine.reservation_rules import ReservationRules
 from slicewise.kubernetes.conflicts import When
-from slicewise.kubernetes.controller import Controller, Options
+from slicewise.kubernetes.controller import Controller, ControllerOptions
 from slicewise.kubernetes.devices.pool_reading import Library
 from slicewise.kubernetes.informer import KINDS
 
@@ -23,19 +24,32 @@ class Replica:
     """A controller with simulated watches, writers and clock."""
 
     def __init__(
-        self, api: FakeApi, name: str, clock: Callable[[], float], hold_back: When
+        self,
+        api: FakeApi,
+        name: str,
+        clock: Callable[[], float],
+        hold_back: When,
+        rules: ReservationRules,
+        cool_down: float = 0.0,
     ) -> None:
         self.name = name
         self.controller = Controller(
             api,  # type: ignore[arg-type]
-            Options(identity=name, lease_seconds=LEASE, hold_back=hold_back),
+            ControllerOptions(
+                identity=name,
+                lease_seconds=LEASE,
+                hold_back=hold_back,
+                reservations=rules,
+                cool_down=cool_down,
+            ),
             clock,
         )
         self.writers, self.recorders = FakeExecutor(), FakeExecutor(2)
         one = self.controller
         one.elector._clock = clock
         one._cycle.clock = clock
-        one._cycle._backoff._clock = clock
+        if not rules.after:  # a story is too short for pods to be overtaken often
+            one._cycle._queue.was_overtaken = lambda ticket: True  # type: ignore[method-assign]
         one._recorder._clock = clock
         one._recorder._threads = self.recorders  # type: ignore[assignment]
         one._writer._writers = self.writers  # type: ignore[assignment]
@@ -45,6 +59,11 @@ class Replica:
         self._clock = clock
         self._wake_at = math.inf
         """When the controller's wait ends without a message."""
+
+    def knows_user(self, claim: Json, pod: str) -> bool:
+        """Whether the controller knows that a claim is reserved for a pod, by its uid."""
+        entered = self.controller.cache._claims.get(claim["metadata"]["uid"])
+        return entered is not None and pod in entered.pods
 
     def step(self) -> bool:
         """Run a step if the wait of the controller's loop is over; returns whether it is."""

@@ -12,6 +12,7 @@ the API, and no pod may wait that could be placed: see `verdict`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from tests.kubernetes import jobs
 from tests.kubernetes.actors import (
@@ -20,6 +21,7 @@ from tests.kubernetes.actors import (
     STOCK,
     TEAM,
     ClaimController,
+    Seats,
     StockScheduler,
     add_base_objects,
     add_node,
@@ -44,16 +46,38 @@ from tests.kubernetes.verdict import Verdict
 from tests.kubernetes_e2e.nvidia import DRIVER
 
 from slicewise.core.errors import SlicewiseError
-from slicewise.kubernetes.api_client import ApiError, ApiUnreachableError
+from slicewise.engine.reservation_rules import ReservationRules
+from slicewise.kubernetes.api_client import ApiUnreachableError, KubernetesApiError
+from slicewise.kubernetes.claim_client import Decision
 from slicewise.kubernetes.conflicts import When
-from slicewise.kubernetes.informer import CLAIMS, CLASSES, KINDS, NAMESPACES, NODES, PODS, SLICES
+from slicewise.kubernetes.informer import (
+    CLAIMS,
+    CLASSES,
+    KINDS,
+    NAMESPACES,
+    NODES,
+    PODS,
+    SLICES,
+    TAINT_RULES,
+)
 
 POD_NAMES = ("p0", "p1", "p2", "p3")
 SHARED = ("s0", "s1")
 RIVALS = ("r0", "r1")
+_COOL_DOWN = 20.0
 _AT_REST = (1.0, 6.0, 20.0, 60.0, 310.0)
 """Waiting times at the end; together they exceed every timeout and the longest backoff."""
 _MOST_ROUNDS = 2000
+
+
+@dataclass
+class _Lingering:
+    """The instances of a pod that was deleted by force."""
+
+    seats: Seats
+    until: float
+    known: list[Replica]
+    """The replicas that knew the pod as a user of its claim."""
 
 
 class Simulation:
@@ -69,8 +93,11 @@ class Simulation:
         self.api.tell = tell
         self.claim_controller = ClaimController(self.api)
         self.scheduler = StockScheduler(self.api)
-        chosen: tuple[When, ...] = ("auto", "never", *("always",) * 6)
+        chosen: tuple[When, ...] = ("never", *("auto",) * 4, *("always",) * 3)
         self._hold_back = chosen[self._choose(8)]
+        self._rules = ReservationRules(0.0, 1.0) if self._choose(4) else ReservationRules()
+        self._cool_down = (0.0, _COOL_DOWN)[self._choose(4) > 0]
+        self._lingering: list[_Lingering] = []
         self.replicas = [self._replica(name) for name in ("one", "two")]
         self._cast = 1 + self._choose(len(POD_NAMES))
         self._firsts = (8, 8, 7, 6)[self._choose(4)]
@@ -85,6 +112,7 @@ class Simulation:
             (2, self._make_shared),
             (4, self._make_rival),
             (5, self._end_pod),
+            (3, self._remove_by_force),
             (1, self._delete_claim),
             (4, self._claims_of_pods),
             (2, self._flap),
@@ -95,6 +123,8 @@ class Simulation:
             (4, self._take_away),
             (4, self._cut),
             (2, self._change_node),
+            (1, self._protect),
+            (1, self._taint),
             (1, self._change_class),
             (1, self._change_quota),
             (5, self._pass_time),
@@ -114,7 +144,18 @@ class Simulation:
         return [named[byte * len(named) // 256] for byte in range(256)]
 
     def _replica(self, name: str) -> Replica:
-        return Replica(self.api, name, lambda: self.now, self._hold_back)
+        made = Replica(
+            self.api, name, lambda: self.now, self._hold_back, self._rules, self._cool_down
+        )
+        writer = made.controller._writer
+        write = writer.write
+
+        def checked(decision: Decision) -> None:
+            self._check_cooled(made, decision)
+            write(decision)
+
+        writer.write = checked  # type: ignore[method-assign]
+        return made
 
     def run(self) -> None:
         """Play the story and check the result."""
@@ -206,7 +247,7 @@ class Simulation:
             return
         fault: SlicewiseError = ApiUnreachableError("no answer")
         if how >= 6:
-            fault = ApiError(403, "Forbidden", "not now")
+            fault = KubernetesApiError(403, "Forbidden", "not now")
         self._say(replica.name, "goes on writing", which, "with", fault, how)
         self._go_on(replica.writers, which, fault, how in (1, 3, 5))
 
@@ -275,7 +316,7 @@ class Simulation:
         if claims and what % 2:
             templates = []
         self._say("pod", name, "comes, for", templates, claims)
-        make_pod(self.api, name, templates, claims)
+        make_pod(self.api, name, templates, claims, (None, None, 60, 600)[self._choose(4)])
         for _ in range(self._choose(4) and 2 * len(templates)):
             self.claim_controller.see_to_pod(f"{TEAM}/{name}")
 
@@ -287,7 +328,7 @@ class Simulation:
 
     def _make_rival(self) -> None:
         name, what = RIVALS[self._choose(2)], self._choose(3)
-        if self._hold_back == "always" and f"{TEAM}/{name}" not in self.api.there[PODS.name]:
+        if self._hold_back != "never" and f"{TEAM}/{name}" not in self.api.there[PODS.name]:
             self._say("rival", name, "comes, for", PROFILES[what])
             make_pod(self.api, name, [STOCK + PROFILES[what]], [])
 
@@ -306,6 +347,48 @@ class Simulation:
                 if name in self.api.there[CLAIMS.name]:
                     self.claim_controller.see_to_claim(name or "")
 
+    def _remove_by_force(self) -> None:
+        """Delete a running pod at once: its instances exist until the kubelet has removed them."""
+        running = [
+            key
+            for key, pod in sorted(self.api.there[PODS.name].items())
+            if pod["spec"].get("nodeName") and not is_over(pod)
+        ]
+        chosen = self._choose(len(running) or 1)
+        if not running:
+            return
+        uid = self.api.there[PODS.name][running[chosen]]["metadata"]["uid"]
+        self._say("pod", running[chosen], "is deleted by force")
+        for claim in self.api.there[CLAIMS.name].values():
+            reserved = {one["uid"] for one in claim["status"].get("reservedFor", ())}
+            if reserved == {uid}:
+                known = [one for one in self.replicas if one.knows_user(claim, uid)]
+                self._lingering.append(
+                    _Lingering(seats_of(claim), self.now + self._cool_down, known)
+                )
+        self.api.delete(PODS.name, running[chosen])
+
+    def _check_cooled(self, replica: Replica, decision: Decision) -> None:
+        """Check that a replica does not give out slices of a pod that it saw vanish a moment ago.
+
+        That is all it can know: not after a restart, nor once another allocator has used them.
+        """
+        self._drop_given_out()
+        given = [(seat.pool, seat.device) for grant in decision.grants for seat in grant.devices]
+        for one in list(self._lingering):
+            if fits([*one.seats, *given]):
+                continue
+            assert replica not in one.known or self.now >= one.until, f"{given} is still in use"
+            self._lingering.remove(one)
+
+    def _drop_given_out(self) -> None:
+        """Forget what kube-scheduler has given out: it knows of no cool-down."""
+        for claim in self.api.there[CLAIMS.name].values():
+            if is_stock(claim) and seats_of(claim):
+                self._lingering = [
+                    one for one in self._lingering if fits([*one.seats, *seats_of(claim)])
+                ]
+
     def _delete_claim(self) -> None:
         key = self._one_of(CLAIMS.name)
         if key is not None:
@@ -316,8 +399,22 @@ class Simulation:
         key = self._one_of(PODS.name)
         if key is not None:
             for _ in range(1 + 4 * self._choose(2)):
-                self.claim_controller.see_to_pod(key)
+                self._make_claims(key)
             self._say("claims are made for", key)
+
+    def _make_claims(self, key: str) -> None:
+        """Create the claims of a pod.
+
+        With ``auto``, the first claim of another class may come while an allocation is written: a
+        known gap. So here it comes at other times, and the replicas see it before they decide.
+        """
+        auto = self._hold_back == "auto" and key.removeprefix(f"{TEAM}/") in RIVALS
+        if auto and any(replica.writers.jobs for replica in self.replicas):
+            return
+        self.claim_controller.see_to_pod(key)
+        for replica in self.replicas if auto else ():
+            replica.hear(PODS.name, 1 << 30)
+            replica.hear(CLAIMS.name, 1 << 30)
 
     def _flap(self) -> None:
         key = self._one_of(PODS.name)
@@ -370,6 +467,7 @@ class Simulation:
         name, what = NODE_NAMES[self._choose(2)], self._choose(6)
         self._say("node", name, "changes", what)
         there = name in self.api.there[NODES.name]
+        self._lingering = [one for one in self._lingering if one.seats[0][0] != name]
         slices = slices_of(self.api, name)
         if what == 0 and slices:
             self.api.delete(SLICES.name, slices[-1])  # the others do not form a pool
@@ -386,6 +484,24 @@ class Simulation:
             self.api.change(
                 NODES.name, name, lambda one: one["spec"].update(unschedulable=not closed)
             )
+
+    def _taint(self) -> None:
+        """Taint the devices of a node by a rule, or end that."""
+        name = NODE_NAMES[self._choose(2)]
+        self._say("a taint on the devices of", name, "comes or goes")
+        if name in self.api.there[TAINT_RULES.name]:
+            self.api.delete(TAINT_RULES.name, name)
+            return
+        taint = {"key": "sick", "effect": "NoSchedule"}
+        spec = {"taint": taint, "deviceSelector": {"pool": name}}
+        self.api.make(TAINT_RULES.name, {"metadata": {"name": name}, "spec": spec})
+
+    def _protect(self) -> None:
+        """Let an admission policy protect a claim from slicewise, or end that."""
+        key = self._one_of(CLAIMS.name)
+        if key is not None:
+            self._say("claim", key, "is protected, or no longer")
+            self.api.protected ^= {key}
 
     def _change_class(self) -> None:
         """Create or delete our class, sealed or not: claims are ours if it is absent or sealed."""
@@ -446,6 +562,7 @@ class Simulation:
             for pod in self.api.there[PODS.name].values()
             if pod["spec"].get("nodeName") and not is_over(pod)
         }
+        self._drop_given_out()
         used = [
             seat
             for claim in self.api.there[CLAIMS.name].values()
@@ -463,6 +580,9 @@ class Simulation:
             if len(slices_of(self.api, name)) == 1:
                 withdraw(self.api, name)
         self.api.delete(CLASSES.name, OURS)
+        self.api.protected.clear()
+        for name in NODE_NAMES:
+            self.api.delete(TAINT_RULES.name, name)
         self.api.change(NAMESPACES.name, TEAM, lambda one: one["metadata"].pop("annotations", 0))
         quiet = 0
         for _ in range(_MOST_ROUNDS):
@@ -474,7 +594,7 @@ class Simulation:
             while self.scheduler.hear(1 << 30):
                 pass
             for key in sorted(self.api.there[PODS.name]):
-                self.claim_controller.see_to_pod(key)
+                self._make_claims(key)
                 self.scheduler.see_to(key)
                 self._look()
             for key in sorted(self.api.there[CLAIMS.name]):

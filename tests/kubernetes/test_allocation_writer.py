@@ -12,7 +12,7 @@ from tests.kubernetes.test_cycle import Scene, device
 from slicewise.core.errors import SlicewiseError
 from slicewise.kubernetes.allocation_writer import AllocationWriter, Done
 from slicewise.kubernetes.api import ResourceClaim
-from slicewise.kubernetes.api_client import ApiError
+from slicewise.kubernetes.api_client import KubernetesApiError
 from slicewise.kubernetes.claim_client import Decision, NotLeadingError, NotWrittenError
 from slicewise.kubernetes.claim_states import ClaimState
 from slicewise.kubernetes.conflicts import When
@@ -26,10 +26,16 @@ class Draft:
         self.judged: list[tuple[ResourceClaim, bool]] = []
         self.after: Callable[[ResourceClaim], ResourceClaim | None] = lambda _: None
         self.refusal: SlicewiseError | None = None
+        self.refused: SlicewiseError | None = None
 
     def allocate(self, decision: Decision) -> list[ResourceClaim]:
         assert self.refusal is not None
         raise self.refusal
+
+    def refresh(self, one: ResourceClaim) -> ResourceClaim | None:
+        if self.refused is not None:
+            raise self.refused
+        return one
 
     def deallocate(self, one: ResourceClaim) -> ResourceClaim | None:
         self.undone.append(one)
@@ -59,6 +65,7 @@ class Desk:
             self.scene.pending,
             self.scene.cycle,
             self.scene.conflicts,
+            self.scene.quarantine,
             self.scene.stats,
             self.inbox.append,
             self.hear,
@@ -134,20 +141,43 @@ def test_a_rival_during_the_write_matters_only_if_pods_are_held_back(
     assert len(desk.claim_client.undone) == revoked
 
 
-def test_a_pod_backs_off_when_the_api_refuses_its_allocation() -> None:
+def test_a_claim_is_quarantined_when_the_api_refuses_its_allocation() -> None:
     desk = Desk("n1")
-    desk.claim_client.refusal = ApiError(403, "Forbidden", "not yours")
+    desk.claim_client.refusal = NotWrittenError("no", refused={"uid-a-0": "not yours"})
     desk.scene.ask("a", "1g.10gb")
     desk.scene.cycle.update_queue()
     (decision,) = desk.scene.cycle.schedule()
     desk.writer.write(decision)
     desk.take_in()
+    assert desk.scene.cache.records["uid-a-0"].state is ClaimState.QUARANTINED
     assert desk.scene.decide() == {}
     assert "not yours" in desk.scene.told()["a"][1]
     assert desk.scene.cache.state.cluster.occupied_slices == 0
-    assert desk.scene.cycle.next_time is not None
-    desk.scene.now = desk.scene.cycle.next_time
+    assert desk.scene.quarantine.next_time is not None
+    desk.scene.now = desk.scene.quarantine.next_time
+    desk.claim_client.refused = KubernetesApiError(422, "Invalid", "still not")
+    desk.writer.fencing.retry()
+    desk.take_in()
+    assert "still not" in desk.scene.quarantine.why("uid-a-0")
+    desk.scene.now = desk.scene.quarantine.next_time
+    desk.claim_client.refused = None
+    desk.writer.fencing.retry()
+    desk.take_in()
     assert list(desk.scene.decide()) == ["a"]
+
+
+def test_only_the_refused_claim_of_a_pod_is_quarantined() -> None:
+    desk = Desk("n1")
+    desk.scene.ask("a", "1g.10gb", "1g.10gb", "1g.10gb")
+    desk.scene.cycle.update_queue()
+    (decision,) = desk.scene.cycle.schedule()
+    desk.claim_client.refusal = NotWrittenError(
+        "no", [claim("a-0", version=2)], {"uid-a-1": "not yours"}
+    )
+    desk.writer.write(decision)
+    desk.take_in()
+    states = [desk.scene.cache.records[f"uid-a-{number}"].state for number in range(3)]
+    assert states == [ClaimState.PENDING, ClaimState.QUARANTINED, ClaimState.PENDING]
 
 
 def test_a_confirmation_skipped_without_the_lease_is_repeated() -> None:
@@ -168,15 +198,27 @@ def test_a_confirmation_skipped_without_the_lease_is_repeated() -> None:
     assert set(desk.scene.conflicts.tentative) == {"uid-a"}
 
 
-def test_a_failed_revocation_is_repeated() -> None:
+def test_a_refused_revocation_is_repeated_after_growing_pauses() -> None:
     desk = Desk("n1")
-    desk.claim_client.after = lambda one: one  # the API refuses
+
+    def refuse(_: ResourceClaim) -> ResourceClaim | None:
+        raise KubernetesApiError(422, "Invalid", "a policy protects it")
+
+    desk.claim_client.after = refuse
     desk.writer.reconcile(desk.know(claim("a", seats=[SEAT], version=5)))
-    desk.claim_client.after = lambda _: claim("a", version=6)
+    for count, pause in enumerate((10, 20, 40), 1):
+        desk.take_in()
+        desk.writer.retry()
+        assert len(desk.claim_client.undone) == count  # not at once
+        assert desk.writer.next_time == desk.scene.now + pause
+        desk.scene.now += pause
+        if count == 3:
+            desk.claim_client.after = lambda _: claim("a", version=6)
+        desk.writer.retry()
     desk.take_in()
-    desk.take_in()
-    assert len(desk.claim_client.undone) == 2
+    assert len(desk.claim_client.undone) == 4
     assert desk.scene.cache.state.cluster.occupied_slices == 0
+    assert desk.writer.next_time is None
 
 
 def test_the_remaining_claims_of_a_failed_decision_are_confirmed() -> None:
@@ -186,7 +228,7 @@ def test_the_remaining_claims_of_a_failed_decision_are_confirmed() -> None:
     (decision,) = desk.scene.cycle.schedule()
     seats = [(seat.pool, seat.device) for seat in decision.grants[0].devices]
     there = claim("p-0", seats=seats, reserved=["q"], tentative=True, version=7)
-    desk.claim_client.refusal = NotWrittenError("refused", [there, claim("p-1", version=8)], True)
+    desk.claim_client.refusal = NotWrittenError("changed", [there, claim("p-1", version=8)])
     desk.writer.write(decision)
     desk.take_in()
     assert set(desk.scene.conflicts.tentative) == {"uid-p-0"}
@@ -197,7 +239,7 @@ def test_a_claim_deleted_during_a_failed_write_leaves_nothing_behind() -> None:
     desk.scene.ask("p", "1g.10gb")
     desk.scene.cycle.update_queue()
     (decision,) = desk.scene.cycle.schedule()
-    desk.claim_client.refusal = NotWrittenError("changed", [], False)
+    desk.claim_client.refusal = NotWrittenError("changed")
     desk.writer.write(decision)
     desk.scene.end("p")
     desk.take_in()

@@ -16,10 +16,10 @@ from tests.tenants import ref
 
 from slicewise.core.request import Request
 from slicewise.journal.entries import NodePhase, QuotaRecord, TenantRef
-from slicewise.kubernetes.api import Namespace, ResourceClaim
-from slicewise.kubernetes.cache import ClusterCache, DeviceId
+from slicewise.kubernetes.allocations import DeviceId
+from slicewise.kubernetes.api import ResourceClaim
+from slicewise.kubernetes.cache import ClusterCache
 from slicewise.kubernetes.devices.pool_reading import Library, PoolReading, read_pool
-from slicewise.kubernetes.event_handlers import QUOTA, quota_of
 from slicewise.runtime.commit_loop import load
 
 A100, DRIVER = "A100-80GB", "gpu.nvidia.com"
@@ -357,10 +357,3 @@ def test_a_claim_on_two_pools_takes_slices_of_both_in_any_order_of_publication()
     assert cache.state.cluster.occupied_slices == 3
     cache.forget("uid-a")
     assert cache.state.cluster.occupied_slices == 0
-
-
-@pytest.mark.parametrize("text", ["9" * 5000, "\u0661\u0662", "-1", "1.5", ""])
-def test_a_quota_that_is_not_a_number_is_ignored(text: str) -> None:
-    annotations = dict.fromkeys(QUOTA, text)
-    namespace = msgspec.convert({"metadata": {"name": "n", "annotations": annotations}}, Namespace)
-    assert quota_of(namespace) == QuotaRecord()

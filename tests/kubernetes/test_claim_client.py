@@ -10,24 +10,25 @@ import pytest
 from tests.kubernetes.objects import claim
 
 from slicewise.core.errors import SlicewiseError
+from slicewise.kubernetes.allocations import DeviceId, devices_of
 from slicewise.kubernetes.api.common import ListMeta, ListOf
 from slicewise.kubernetes.api_client import (
-    ApiError,
     ApiUnreachableError,
     ConflictError,
+    KubernetesApiError,
     NotFoundError,
 )
-from slicewise.kubernetes.cache import DeviceId, devices_of
 from slicewise.kubernetes.claim_client import (
     ClaimClient,
     Decision,
     Grant,
     NotLeadingError,
     NotWrittenError,
+    needs_fence,
 )
 
 SEATS = (DeviceId("gpu.nvidia.com", "n1", "d0"),)
-REFUSED = ApiError(422, "Invalid", "odd")
+REFUSED = KubernetesApiError(422, "Invalid", "odd")
 
 
 class Claims:
@@ -51,7 +52,7 @@ class Claims:
             raise NotFoundError(404, "NotFound", "gone")
         return msgspec.convert(self.there[path], kind)
 
-    def pages(self, path: str, kind: type[Any]) -> Iterator[ListOf[Any]]:
+    def pages(self, path: str, kind: type[Any], fields: str = "") -> Iterator[ListOf[Any]]:
         yield ListOf(ListMeta(), [msgspec.convert(one, kind) for one in self.there.values()])
 
     def write(self, method: str, path: str, body: Any, content: str) -> bytes:
@@ -120,16 +121,17 @@ def test_a_refused_write_leaves_nothing_behind_and_reports_the_refusal() -> None
     api.faults = {"status": [None, REFUSED]}
     with pytest.raises(NotWrittenError) as caught:
         claim_client(api).allocate(decision("a", "b"))
-    assert caught.value.refused
+    assert list(caught.value.refused) == ["uid-b"]
     assert [devices_of(one) for one in caught.value.claims] == [(), ()]
     assert all("allocation" not in one["status"] for one in api.there.values())
 
 
 def test_a_refused_clean_up_is_not_repeated_for_ever() -> None:
     api = Claims("a", "b")
-    api.faults = {"status": [None, REFUSED, *[REFUSED] * 50]}
-    with pytest.raises(ApiError):
-        claim_client(api, valid=40).allocate(decision("a", "b"))
+    api.faults = {"status": [None, REFUSED, *[REFUSED] * 50], "meta": [None, None, REFUSED]}
+    with pytest.raises(NotWrittenError) as caught:
+        claim_client(api, valid=40).allocate(decision("a", "b", "c"))
+    assert set(caught.value.refused) == {"uid-a", "uid-b"}
     assert api.writes < 10
 
 
@@ -143,16 +145,19 @@ def test_a_claim_deleted_meanwhile_is_no_error() -> None:
     assert claim_client(api).confirm(claim("a", seats=[("n1", "d0")]), True, "why") is None
 
 
-def test_a_refused_confirmation_raises_after_a_pause() -> None:
+def test_a_refused_confirmation_or_deallocation_is_raised_at_once() -> None:
+    """A writer thread must not wait for one claim."""
     api = Claims("a")
     (written,) = claim_client(api).allocate(decision("a"))
-    api.faults = {"status": [REFUSED]}
+    api.faults = {"status": [REFUSED, REFUSED]}
     pauses: list[float] = []
-    patient = ClaimClient(api, lambda: True, pauses.append)  # type: ignore[arg-type]
-    with pytest.raises(ApiError):
-        patient.confirm(written, True, "why")
-    assert len(pauses) == 1
-    confirmed = patient.confirm(written, True, "why")
+    client = ClaimClient(api, lambda: True, pauses.append)  # type: ignore[arg-type]
+    with pytest.raises(KubernetesApiError):
+        client.confirm(written, True, "why")
+    with pytest.raises(KubernetesApiError):
+        client.deallocate(written)
+    assert pauses == []
+    confirmed = client.confirm(written, True, "why")
     assert confirmed is not None
     assert confirmed.status.devices
 
@@ -173,24 +178,76 @@ def test_a_changed_claim_is_not_deallocated() -> None:
     assert devices_of(freed) == ()
 
 
-def test_a_refused_deallocation_returns_the_claim_after_a_pause() -> None:
+def test_pauses_grow_and_the_api_may_ask_for_longer_ones() -> None:
     api = Claims("a")
     (written,) = claim_client(api).allocate(decision("a"))
-    api.faults = {"status": [REFUSED]}
+    api.faults = {"status": [ApiUnreachableError("no answer") for _ in range(8)]}
+    api.faults["status"][2] = ApiUnreachableError("too many requests", 30.0)
     pauses: list[float] = []
-    patient = ClaimClient(api, lambda: True, pauses.append)  # type: ignore[arg-type]
-    assert patient.deallocate(written) is written
-    assert len(pauses) == 1
-    freed = patient.deallocate(written)
-    assert freed is not None
-    assert devices_of(freed) == ()
+    ClaimClient(api, lambda: True, pauses.append).deallocate(written)  # type: ignore[arg-type]
+    assert len(pauses) == 8
+    assert pauses[2] == 30.0
+    assert 0.1 <= pauses[0] <= 0.2
+    assert 2.5 <= pauses[7] <= 5.0
 
 
-def test_a_new_leader_fences_all_claims_of_our_classes() -> None:
+def test_share_ids_are_written_only_while_others_compete() -> None:
     api = Claims("a", "b")
-    others = {"name": "r", "exactly": {"deviceClassName": "gpu"}}
-    api.there["theirs"] = msgspec.to_builtins(claim("theirs", others))
-    api.there["given"] = msgspec.to_builtins(claim("given", seats=[("n1", "d0")]))
-    found = claim_client(api).fence("me")
-    versions = {one.metadata.name: one.metadata.resource_version for one in found}
-    assert versions == {"a": "2", "b": "2", "theirs": "1", "given": "1"}
+    for name, tentative in (("a", True), ("b", False)):
+        one = Decision("team/p", "n1", decision(name).grants, tentative, {})
+        (written,) = claim_client(api).allocate(one)
+        assert written.status.allocation is not None
+        [result] = written.status.allocation.devices.results
+        assert bool(result.share_id) == bool(result.binding_conditions) == tentative
+
+
+FINALIZERS = ("resource.kubernetes.io/delete-protection", "other")
+
+
+def test_only_claims_with_the_finalizer_are_fenced() -> None:
+    api = Claims("a")
+    (without,) = claim_client(api).list_claims()
+    assert not needs_fence(without)
+    assert claim_client(api).fence(without) is without
+    assert api.writes == 0
+    given = claim("g", seats=[("n1", "d0")], finalizers=FINALIZERS)
+    assert not needs_fence(given)
+    waiting = claim("a", finalizers=FINALIZERS)
+    api.there[next(iter(api.there))] = msgspec.to_builtins(waiting)
+    assert needs_fence(waiting)
+    there = claim_client(api).fence(waiting)
+    assert there is not None
+    assert there.metadata.finalizers == ("other",)
+    assert there.metadata.resource_version == "2"
+
+
+def test_a_late_write_after_fencing_is_refused() -> None:
+    api = Claims("a")
+    late = claim_client(api)
+    former = late._patch(claim("a"), {}, metadata={"finalizers": FINALIZERS[:1]})
+    claim_client(api).fence(former)
+    with pytest.raises(ConflictError):
+        late._patch(former, {"allocation": {}}, "/status")
+
+
+def test_a_claim_that_fencing_deletes_or_finds_deleted_is_gone() -> None:
+    api = Claims("a")
+    ending = claim("a", finalizers=FINALIZERS[:1], deletionTimestamp="2026-01-01T00:00:00Z")
+    api.there[next(iter(api.there))] = msgspec.to_builtins(ending)
+    assert claim_client(api).fence(ending) is None
+    api.there.clear()
+    assert claim_client(api).fence(ending) is None
+
+
+def test_a_refused_fence_is_raised_and_an_unanswered_one_is_repeated() -> None:
+    api = Claims("a")
+    waiting = claim("a", finalizers=FINALIZERS)
+    api.there[next(iter(api.there))] = msgspec.to_builtins(waiting)
+    api.faults = {"meta": [ApiUnreachableError("cut off"), REFUSED]}
+    with pytest.raises(KubernetesApiError):
+        claim_client(api).fence(waiting)
+    assert api.writes == 2
+    api.faults = {"meta": [ConflictError(409, "Conflict", "changed")]}
+    there = claim_client(api).fence(waiting)
+    assert there is not None
+    assert there.metadata.finalizers == ("other",)

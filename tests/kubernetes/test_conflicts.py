@@ -20,9 +20,9 @@ def begin(conflicts: Conflicts) -> None:
 
 def test_a_claim_waits_for_the_rivals_known_when_its_write_was_seen() -> None:
     conflicts = Conflicts(settle=5.0)
-    assert not conflicts.expected(0)
+    assert not conflicts.expected(0, "n1")
     conflicts.update(claim("s", STOCK), True, 1.0)
-    assert conflicts.expected(1.0)
+    assert conflicts.expected(1.0, "n1")
     begin(conflicts)
     assert conflicts.settled(100.0) == []  # our write has not been seen yet
     conflicts.seen("uid-a")
@@ -67,26 +67,41 @@ def test_a_rival_with_a_nominated_pod_gets_more_time() -> None:
 def test_a_deleted_rival_is_dropped_and_more_are_expected_for_a_while() -> None:
     conflicts = Conflicts(settle=5.0)
     conflicts.update(claim("s", STOCK), True, 0.0)
+    assert conflicts.expected(0.0, "n1")
     begin(conflicts)
     conflicts.seen("uid-a")
     conflicts.drop("uid-s")
     assert conflicts.settled(0.0) == ["uid-a"]
-    assert conflicts.expected(EXPECTED_SECONDS - 1)
-    assert not conflicts.expected(EXPECTED_SECONDS + 1)
+    assert conflicts.expected(EXPECTED_SECONDS - 1, "n1")
+    assert not conflicts.expected(EXPECTED_SECONDS + 1, "n1")
     gone = claim("t", STOCK, deletionTimestamp="2026-01-01T00:00:00Z")
     conflicts.update(gone, True, EXPECTED_SECONDS + 2)
     assert not conflicts.rivals
 
 
+def test_only_claims_that_may_run_on_the_same_node_compete() -> None:
+    conflicts = Conflicts(5.0, may_run=lambda claim, node: node == "n2")
+    conflicts.update(claim("s", STOCK), True, 0.0)
+    assert not conflicts.expected(0.0, "n1")
+    assert conflicts.expected(0.0, "n2")
+    begin(conflicts)  # on n1
+    conflicts.seen("uid-a")
+    assert conflicts.settled(0.0) == ["uid-a"]
+    conflicts.update(claim("s", STOCK, seats=[("n3", "d")], node="n3"), True, 1.0)
+    lately = EXPECTED_SECONDS
+    assert [conflicts.expected(lately, node) for node in ("n1", "n2", "n3")] == [False, False, True]
+    assert not conflicts.expected(lately + 1.0, "n3")
+
+
 def test_without_rivals_an_allocation_is_confirmed_at_once() -> None:
     conflicts = Conflicts(5.0, "always")
-    assert conflicts.expected(0.0)
+    assert conflicts.expected(0.0, "n1")
     begin(conflicts)
     conflicts.seen("uid-a")
     assert conflicts.settled(0.0) == ["uid-a"]
     never = Conflicts(5.0, "never")
     never.update(claim("s", STOCK), True, 0.0)
-    assert not never.expected(0.0)
+    assert not never.expected(0.0, "n1")
 
 
 def test_which_claims_may_get_our_devices() -> None:

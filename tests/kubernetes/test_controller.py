@@ -12,14 +12,15 @@ from tests.kubernetes.publishing import nvidia
 from tests.kubernetes_e2e.nvidia import devices_at
 
 from slicewise.kubernetes.api import DeviceClass, Namespace, Pod, ResourceClaim
-from slicewise.kubernetes.api_client import ApiError, ApiUnreachableError
+from slicewise.kubernetes.api_client import ApiUnreachableError, KubernetesApiError
 from slicewise.kubernetes.claim_client import Decision
 from slicewise.kubernetes.claim_states import ClaimState
-from slicewise.kubernetes.controller import Controller, Options
+from slicewise.kubernetes.controller import Controller, ControllerOptions
 from slicewise.kubernetes.devices.pool_reading import read_slice
 from slicewise.kubernetes.informer import (
     CLAIMS,
     CLASSES,
+    EVENTS,
     KINDS,
     NAMESPACES,
     NODES,
@@ -41,7 +42,7 @@ class Closed:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def pages(self, path: str, kind: type[Any]) -> Any:
+    def pages(self, path: str, kind: type[Any], fields: str = "") -> Any:
         self.asked.append(path)
         raise ApiUnreachableError("no answer")
 
@@ -49,7 +50,7 @@ class Closed:
         raise ApiUnreachableError("no answer")
 
     def write(self, *arguments: Any) -> bytes:
-        raise ApiError(403, "Forbidden", "no")
+        raise KubernetesApiError(403, "Forbidden", "no")
 
 
 class Now:
@@ -60,7 +61,7 @@ class Now:
 
 
 def controller(listed: bool = True) -> Controller:
-    made = Controller(Closed(), Options())  # type: ignore[arg-type]
+    made = Controller(Closed(), ControllerOptions())  # type: ignore[arg-type]
     made._writer._writers = Now()  # type: ignore[assignment]
     made._writer._claim_client._pause = lambda _: None
     if listed:
@@ -117,13 +118,17 @@ def test_an_invalid_slice_affects_only_its_pool() -> None:
 def test_ready_means_everything_listed_and_no_watch_failing() -> None:
     one = controller(listed=False)
     assert "still reading" in one.problem
-    for kind in KINDS:
+    for kind in sorted(KINDS, key=lambda kind: kind.essential):  # the others are not needed
         assert not one.ready
         tell(one, Listed(kind, [], True, True, "1"))
     assert one.ready
     assert one.problem == ""
+    tell(one, WatchError(EVENTS, "forbidden"))
+    assert one.ready
+    assert one.warnings == ("Events are not known: forbidden",)
+    tell(one, WatchError(EVENTS, ""))
     tell(one, WatchError(PODS, "cut off"))
-    assert one.watches_down == one.stats.watches == 1
+    assert (one.watches_down, one.stats.watches) == (1, 2)
     assert not one.ready
     assert one.problem == "cut off"
     tell(one, WatchError(PODS, ""))

@@ -10,18 +10,21 @@ from tests.kubernetes.publishing import decoded, nvidia
 from tests.kubernetes_e2e.nvidia import devices_at
 from tests.tenants import ref
 
-from slicewise.engine.queue import Discipline
+from slicewise.engine.reservation_rules import ReservationRules
 from slicewise.journal.entries import QuotaRecord
 from slicewise.kubernetes.api import Condition, Node, Pod, ResourceClaim, Toleration
+from slicewise.kubernetes.backoff import FIRST_SECONDS
 from slicewise.kubernetes.cache import ClusterCache
 from slicewise.kubernetes.claim_client import Decision
 from slicewise.kubernetes.claim_states import ClaimState
 from slicewise.kubernetes.conflicts import Conflicts
-from slicewise.kubernetes.cycle import FIRST_SECONDS, STUCK_SECONDS, Cycle
+from slicewise.kubernetes.cycle import Cycle
 from slicewise.kubernetes.devices.pool_reading import Library, read_pool
 from slicewise.kubernetes.node_resources import NodeResources
 from slicewise.kubernetes.pending_claims import PendingClaims
+from slicewise.kubernetes.quarantine import Quarantine
 from slicewise.kubernetes.stats import Stats
+from slicewise.kubernetes.unbound_pods import STUCK_SECONDS
 
 A100, DRIVER = "A100-80GB", "gpu.nvidia.com"
 LIBRARY = Library()
@@ -30,19 +33,21 @@ LIBRARY = Library()
 class Scene:
     """A small cluster and its cycle, without an API: tests change the claims."""
 
-    def __init__(self, *nodes: str, gpus: int = 1, discipline: Discipline | None = None) -> None:
+    def __init__(self, *nodes: str, gpus: int = 1, rules: ReservationRules | None = None) -> None:
         self.now = 0.0
         self.cache = ClusterCache("default", lambda: self.now, lambda: "")
         self.pending, self.node_resources, self.stats = PendingClaims(), NodeResources(), Stats()
         self.conflicts = Conflicts(5.0, records=self.cache.records)
+        self.quarantine = Quarantine(self.cache.records, lambda: self.now)
         self.pending.classes[OURS] = device_class()
         self.cycle = Cycle(
             self.cache,
             self.pending,
             self.node_resources,
             self.conflicts,
+            self.quarantine,
             self.stats,
-            discipline or Discipline(256, 1024),
+            rules or ReservationRules(),
             lambda: self.now,
         )
         for name in nodes:
@@ -51,15 +56,21 @@ class Scene:
             reading = read_pool(decoded(nvidia(A100, gpus, name)), LIBRARY)
             self.cache.set_pool((DRIVER, name), reading, name)
 
-    def ask(self, name: str, *profiles: str, **spec: object) -> Pod:
-        """A pod with a claim for each profile."""
+    def ask(self, name: str, *profiles: str, namespace: str = "team", **spec: object) -> Pod:
+        """A pod with a claim for each profile, as made from templates."""
         names = [f"{name}-{number}" for number in range(len(profiles))]
+        owner = {"kind": "Pod", "name": name, "uid": f"uid-{name}", "controller": True}
         for one, profile in zip(names, profiles, strict=True):
-            self.pending.claims[f"team/{one}"] = claim(one, config=[wants(profile=profile)])
-        made = pod(name, names, **spec)
+            self.pending.claims[f"{namespace}/{one}"] = claim(
+                one,
+                config=[wants(profile=profile)],
+                namespace=namespace,
+                ownerReferences=[owner],
+            )
+        made = pod(name, names, namespace, **spec)
         self.node_resources.pod_changed(made)
         self.pending.set_pod(made)
-        self.cycle.requeue(f"team/{name}")
+        self.cycle.requeue(made.metadata.key)
         return made
 
     def decide(self) -> dict[str, list[str]]:
@@ -83,7 +94,9 @@ class Scene:
                 self.cache.update(grant.claim)
                 continue
             seats = [(seat.pool, seat.device) for seat in grant.devices]
-            self.change(claim(name, seats=seats, node=decision.node, version=2))
+            made = claim(name, seats=seats, node=decision.node)
+            meta = msgspec.structs.replace(grant.claim.metadata, resource_version="2")
+            self.change(msgspec.structs.replace(made, metadata=meta))
         self.cycle.update_queue()
 
     def change(self, made: ResourceClaim) -> None:
@@ -96,13 +109,14 @@ class Scene:
         for user in self.pending.users(key):
             self.cycle.requeue(user)
 
-    def end(self, name: str) -> None:
+    def end(self, name: str, namespace: str = "team") -> None:
         """End a pod; Kubernetes deallocates its claims."""
-        gone = self.pending.drop_pod(f"team/{name}")
+        pod_key = f"{namespace}/{name}"
+        gone = self.pending.drop_pod(pod_key)
         assert gone is not None
-        self.node_resources.pod_deleted(f"team/{name}")
-        self.cycle.requeue(f"team/{name}")
-        for key in [key for key in self.pending.claims if key.startswith(f"team/{name}-")]:
+        self.node_resources.pod_deleted(pod_key)
+        self.cycle.requeue(pod_key)
+        for key in [key for key in self.pending.claims if key.startswith(f"{pod_key}-")]:
             self.cache.forget(self.pending.claims.pop(key).metadata.uid)
 
     def told(self) -> dict[str, tuple[str, str]]:
@@ -134,21 +148,6 @@ def test_pods_are_placed_by_priority_then_age() -> None:
     assert names(scene.decide()) == ["first"]
     scene.end("first")
     assert names(scene.decide()) == ["second"]
-
-
-def test_a_large_pod_is_overtaken_a_limited_number_of_times() -> None:
-    scene = Scene("n1", discipline=Discipline(backfill=10, overtakes=2))
-    scene.ask("a", "1g.10gb")
-    scene.decide()
-    scene.ask("large", "7g.80gb")
-    for name in "bcd":
-        scene.ask(name, "1g.10gb")
-    assert names(scene.decide()) == ["b", "c"]
-    scene.end("a")
-    assert names(scene.decide()) == []  # no pod overtakes it from now on
-    scene.end("b")
-    scene.end("c")
-    assert names(scene.decide()) == ["large"]
 
 
 def test_a_refused_pod_is_not_tried_again_without_a_change() -> None:
@@ -199,7 +198,7 @@ def test_a_node_is_avoided_for_a_while_after_a_returned_allocation() -> None:
     assert scene.decide() == {"a": [device("1g.10gb", 4)]}
     before = scene.pending.claims["team/a-0"]
     scene.change(claim("a-0", version=3))  # the stock scheduler took it back
-    scene.cycle.back_off(before)
+    scene.cycle.unbound.back_off(before)
     assert scene.decide() == {"a": [device("1g.10gb", 4, "n2")]}
     assert scene.stats.returned == 1
 
@@ -210,14 +209,14 @@ def test_the_only_node_is_tried_again_after_its_backoff() -> None:
     scene.decide()
     before = scene.pending.claims["team/a-0"]
     scene.change(claim("a-0", version=3))
-    scene.cycle.back_off(before)
+    scene.cycle.unbound.back_off(before)
     assert scene.decide() == {}
     assert "did not take the pod" in scene.told()["a"][1]
     assert scene.cycle.next_time == FIRST_SECONDS
     scene.now = FIRST_SECONDS
     assert names(scene.decide()) == ["a"]
     scene.change(claim("a-0", version=5))
-    scene.cycle.back_off(scene.pending.claims["team/a-0"])  # it has none: nothing to avoid
+    scene.cycle.unbound.back_off(scene.pending.claims["team/a-0"])  # it has none: nothing to avoid
     assert scene.cycle.next_time is None
 
 
@@ -226,17 +225,17 @@ def test_devices_of_a_pod_that_cannot_be_bound_are_revoked() -> None:
     old = scene.ask("a", "1g.10gb")
     scene.decide()
     scene.decide()
-    assert scene.cycle.take_stuck() == []
+    assert scene.cycle.unbound.take_stuck() == []
     told = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
     condition = msgspec.convert(told | {"message": "no free ports"}, Condition)
     status = msgspec.structs.replace(old.status, conditions=(condition,))
     scene.pending.set_pod(msgspec.structs.replace(old, status=status))
     scene.cycle.requeue("team/a")
     scene.decide()
-    assert scene.cycle.take_stuck() == []  # it may yet succeed
+    assert scene.cycle.unbound.take_stuck() == []  # it may yet succeed
     assert scene.cycle.next_time == STUCK_SECONDS
     scene.now = STUCK_SECONDS
-    assert [one.metadata.name for one in scene.cycle.take_stuck()] == ["a-0"]
+    assert [one.metadata.name for one in scene.cycle.unbound.take_stuck()] == ["a-0"]
     scene.change(claim("a-0", version=4))
     assert scene.decide() == {"a": [device("1g.10gb", 4, "n2")]}
 
@@ -250,7 +249,7 @@ def test_quotas_are_those_of_the_namespace() -> None:
     assert names(scene.decide()) == ["a", "c"]  # b's quota does not affect c
     reason, text = scene.told()["b"]
     assert reason == "Quota"
-    assert text.startswith("namespace 'team' uses 2 of its 3 memory slices")
+    assert text == "namespace 'team' uses 3 of its 3 memory slices, and this would take 2 more"
     scene.cache.set_tenant(ref("team"), QuotaRecord(memory_slices=8))
     assert names(scene.decide()) == ["b"]
 
@@ -323,24 +322,13 @@ def test_a_deleted_pod_does_not_block_the_queue() -> None:
     assert len(scene.cache.state.waiting) == 0
 
 
-def test_pods_behind_a_deleted_pod_are_tried() -> None:
-    scene = Scene("n1", discipline=Discipline(backfill=0))
-    scene.ask("a", "1g.10gb")
-    scene.decide()
-    scene.ask("large", "7g.80gb")
-    scene.ask("small", "1g.10gb")
-    assert names(scene.decide()) == []
-    scene.end("large")  # it had no devices, so nothing is freed
-    assert names(scene.decide()) == ["small"]
-
-
 def test_a_deleted_pod_leaves_no_backoff() -> None:
     scene = Scene("n1")
     scene.ask("a", "1g.10gb")
     scene.decide()
     before = scene.pending.claims["team/a-0"]
     scene.change(claim("a-0", version=3))
-    scene.cycle.back_off(before)
+    scene.cycle.unbound.back_off(before)
     assert scene.decide() == {}
     scene.end("a")
     scene.decide()
@@ -391,24 +379,31 @@ def test_a_pod_with_a_deleted_claim_takes_no_node_resources() -> None:
     assert names(scene.decide()) == ["b"]
 
 
-def test_a_refused_allocation_is_retried_with_growing_pauses() -> None:
+def test_a_quarantined_claim_is_not_allocated_and_its_pod_is_told() -> None:
     scene = Scene("n1")
-    scene.ask("a", "1g.10gb")
-    scene.cycle.update_queue()
-    (decision,) = scene.cycle.schedule()
-    scene.write(decision, fails=True)
-    scene.cycle.back_off_refused(decision, "refused (422 Invalid): odd")
-    assert scene.decide() == {}
+    scene.ask("a", "1g.10gb", "1g.10gb")
+    scene.ask("b", "1g.10gb")
+    scene.quarantine.add(scene.cache.update(scene.pending.claims["team/a-0"]), "refused (422): odd")
+    assert names(scene.decide()) == ["b"]
     reason, text = scene.told()["a"]
-    assert reason == "Invalid"
-    assert "422" in text
-    assert scene.cycle.next_time == FIRST_SECONDS
-    scene.now = FIRST_SECONDS
-    scene.cycle.update_queue()
-    (decision,) = scene.cycle.schedule()
-    scene.write(decision, fails=True)
-    scene.cycle.back_off_refused(decision, "refused (422 Invalid): odd")
-    assert scene.decide() == {}
-    assert scene.cycle.next_time == 3 * FIRST_SECONDS
-    scene.now = 3 * FIRST_SECONDS
+    assert reason == "Quarantined"
+    assert text == "claim 'a-0' cannot be allocated: refused (422): odd"
+    scene.change(claim("a-0", version=2))
     assert names(scene.decide()) == ["a"]
+
+
+def test_claims_are_tried_again_with_growing_pauses() -> None:
+    scene = Scene("n1")
+    record = scene.cache.update(claim("a"))
+    for pause in (FIRST_SECONDS, 2 * FIRST_SECONDS, 4 * FIRST_SECONDS):
+        scene.quarantine.add(record, "x" * 1000)
+        assert scene.quarantine.take_due() == []
+        assert scene.quarantine.next_time == scene.now + pause
+        scene.now += pause
+        assert scene.quarantine.take_due() == [record]
+        assert scene.quarantine.take_due() == []  # it is being tried
+        assert scene.quarantine.next_time is None
+    assert len(scene.quarantine.summary()) < 500
+    scene.cache.forget("uid-a")
+    assert scene.quarantine.take_due() == []
+    assert scene.quarantine.summary() == ""

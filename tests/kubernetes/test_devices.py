@@ -274,7 +274,7 @@ def test_two_names_for_one_place() -> None:
 # Devices that are not offered
 
 
-def test_tainted_devices_have_a_place_but_are_not_offered() -> None:
+def test_the_taints_of_a_gpu_are_those_of_its_devices_that_keep_claims_away() -> None:
     taint = {"key": "ill.example.com", "value": "yes", "effect": "NoExecute"}
     note = {"key": "seen.example.com", "effect": "None"}
     gpu = only(
@@ -286,11 +286,11 @@ def test_tainted_devices_have_a_place_but_are_not_offered() -> None:
             ]
         )
     )
-    assert gpu.tainted == {
-        "half-0": "taint ill.example.com=yes:NoExecute",
-        "half-2": "taint ill:NoSchedule",
+    assert {(taint.key, taint.value, taint.effect) for taint in gpu.taints} == {
+        ("ill.example.com", "yes", "NoExecute"),
+        ("ill", "", "NoSchedule"),
     }
-    assert gpu.devices == {("half", 1): "half-1"}
+    assert set(gpu.devices.values()) == {"half-0", "half-1", "half-2"}
     assert set(gpu.places) == {"half-0", "half-1", "half-2"}
     assert gpu.geometry is not None
 

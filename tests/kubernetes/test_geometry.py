@@ -19,7 +19,7 @@ from tests.kubernetes.publishing import (
     publication,
 )
 
-from slicewise.catalog import Catalog, Entry
+from slicewise.catalog import Catalog, CatalogEntry
 from slicewise.core.geometry import Geometry
 from slicewise.kubernetes.devices.geometry import WHOLE
 from slicewise.kubernetes.devices.pool_reading import Gpu, Library, Place, read_pool
@@ -78,7 +78,7 @@ def in_catalog_terms(slices: list[Json], geometry: Geometry) -> list[Json]:
 
 
 @pytest.mark.parametrize("entry", MODELS, ids=lambda entry: entry.model)
-def test_every_model_is_recovered_from_nvidias_publication(entry: Entry) -> None:
+def test_every_model_is_recovered_from_nvidias_publication(entry: CatalogEntry) -> None:
     published = nvidia(entry.model)
     gpu = only_gpu(published)
     known = entry.require()
@@ -96,7 +96,7 @@ def test_every_model_is_recovered_from_nvidias_publication(entry: Entry) -> None
 
 
 @pytest.mark.parametrize("entry", MODELS, ids=lambda entry: entry.model)
-def test_every_model_is_recovered_from_its_budgets_as_counters(entry: Entry) -> None:
+def test_every_model_is_recovered_from_its_budgets_as_counters(entry: CatalogEntry) -> None:
     known = entry.require()
     published = in_catalog_terms(nvidia(entry.model), known)
     gpu = only_gpu(published)

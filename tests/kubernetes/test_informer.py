@@ -11,9 +11,10 @@ import msgspec
 import pytest
 
 from slicewise.kubernetes.api import ListMeta, ListOf, WatchEvent
-from slicewise.kubernetes.api_client import ApiUnreachableError, ExpiredError
+from slicewise.kubernetes.api_client import ApiUnreachableError, ExpiredError, NotFoundError
 from slicewise.kubernetes.informer import (
     NODES,
+    TAINT_RULES,
     Changed,
     Deleted,
     Listed,
@@ -36,13 +37,15 @@ class Script:
         self.begun: list[str] = []
         self.lists = 0
 
-    def pages(self, path: str, kind: type[Any]) -> Iterator[ListOf[Any]]:
+    def pages(self, path: str, kind: type[Any], fields: str = "") -> Iterator[ListOf[Any]]:
         self.lists += 1
         yield ListOf(ListMeta(resource_version="5", continue_="more"), [raw("a", 3)])
         yield ListOf(ListMeta(resource_version="5"), [raw("b", 4)])
 
     @contextmanager
-    def watch(self, path: str, version: str, seconds: int) -> Iterator[Iterator[WatchEvent]]:
+    def watch(
+        self, path: str, version: str, seconds: int, fields: str = ""
+    ) -> Iterator[Iterator[WatchEvent]]:
         self.begun.append(version)
         if not self.watches:
             raise ApiUnreachableError("that was all")
@@ -102,3 +105,17 @@ def test_no_error_ends_a_watch(mistake: Exception) -> None:
     first, last = (one for one in news if isinstance(one, WatchError))
     assert "odd" in first.text
     assert last.text == ""
+
+
+def test_a_kind_that_the_cluster_does_not_serve_counts_as_empty() -> None:
+    script = Script()
+    inbox: SimpleQueue[WatchNotification] = SimpleQueue()
+
+    def absent(*_: object) -> Iterator[ListOf[Any]]:
+        raise NotFoundError(404, "NotFound", "the server could not find the requested resource")
+
+    script.pages = absent  # type: ignore[method-assign, assignment]
+    watch = Watch(script, TAINT_RULES, inbox.put)  # type: ignore[arg-type]
+    watch.start()
+    assert inbox.get(timeout=60) == Listed(TAINT_RULES, [], True, True)
+    watch.stop()

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from slicewise.kubernetes.api import Node, NodeSelector, Pod
-from slicewise.kubernetes.node_resources import NodeResources, matches, requests
+from slicewise.kubernetes.node_resources import NodeResources, requests
+from slicewise.kubernetes.node_rules import matches
 
 ROOM = {"cpu": "8", "memory": "64Gi", "pods": "110"}
 

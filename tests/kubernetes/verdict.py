@@ -21,7 +21,7 @@ from tests.kubernetes.actors import (
 from tests.kubernetes.fake_api import FakeApi, Json
 from tests.kubernetes.simulated import Replica
 
-from slicewise.kubernetes.claim_states import IN_FLIGHT, ClaimState
+from slicewise.kubernetes.claim_states import IN_FLIGHT, WAITS_FOR_NEWER, ClaimState
 from slicewise.kubernetes.controller import Controller
 from slicewise.kubernetes.informer import CLAIMS, PODS
 
@@ -42,10 +42,11 @@ class Verdict:
         for replica in self._replicas:
             self._check_cache(replica.controller)
             self._check_nothing_pending(replica.controller)
+        reserved = self._windows(leaders[0].controller)
         self._check_nothing_wasted()
         for key, pod in self._pods.items():
             if not is_over(pod) and not pod["spec"].get("nodeName"):
-                self._check_no_room(key, pod)
+                self._check_no_room(key, pod, reserved)
 
     def _check_cache(self, one: Controller) -> None:
         """Check that the cache agrees with the API."""
@@ -80,11 +81,11 @@ class Verdict:
     def _check_nothing_pending(self, one: Controller) -> None:
         writer, cycle = one._writer, one._cycle
         left = {
-            "fencing": writer.fencing,
+            "fencing": writer.fencing.running,
             "tentative": self._unsettled(one) if one.deciding else (),
             **{
                 state.value: [r for r in one.cache.records.all() if r.state is state]
-                for state in (*IN_FLIGHT, ClaimState.WRITTEN, ClaimState.STALE)
+                for state in (*IN_FLIGHT, *WAITS_FOR_NEWER, ClaimState.COOLING, ClaimState.WRITTEN)
             },
             "busy": cycle._writing,
             "given up": cycle._given_up,
@@ -115,8 +116,22 @@ class Verdict:
         idle = [key for key, one in self._claims.items() if seats_of(one) and key not in wanted]
         assert not idle, f"no pod needs {idle}"
 
-    def _check_no_room(self, key: str, pod: Json) -> None:
-        """Check that no node has room for a waiting pod."""
+    def _windows(self, leader: Controller) -> Seats:
+        """The reserved windows, as devices. Only lines with waiting pods may have any."""
+        windows: Seats = []
+        cycle, cluster = leader._cycle, leader.cache.state.cluster
+        for line, pool in cycle.reservations:
+            waiting = cycle._queue.line(line)
+            assert waiting is not None, "a window is reserved for a pod that does not wait"
+            assert len(pool) <= len(list(waiting))
+            for window in pool:
+                gpu = leader.cache.pools.gpu(window.gpu)
+                placement = cluster.state(window.gpu).geometry.placements[window.placement]
+                windows.append((gpu.pool, gpu.devices[placement.profile.name, placement.start]))
+        return windows
+
+    def _check_no_room(self, key: str, pod: Json, reserved: Seats) -> None:
+        """Check that no node has room for a waiting pod outside reserved windows."""
         claims = [self._claims.get(name or "") for name in claim_names(pod)]
         there = [claim for claim in claims if claim is not None]
         if (
@@ -130,8 +145,12 @@ class Verdict:
         wanted = [profile_of(claim) for claim in there if not seats_of(claim)]
         for node in NODE_NAMES:
             if is_open(self._api, node) and pinned <= {node}:
+                windows = [seat for seat in reserved if seat[0] == node]
+                outside = [seat for seat in taken if fits([*windows, seat])]
                 for devices in _ways(node, wanted):
-                    assert not fits([*taken, *devices]), f"{key} waits, but {node} has room"
+                    kept = windows and not fits([*outside, *windows, *devices])
+                    room = not kept and fits([*taken, *devices])
+                    assert not room, f"{key} waits, but {node} has room"
 
 
 def _ways(node: str, wanted: list[str]) -> Iterator[Seats]:

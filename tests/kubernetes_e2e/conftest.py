@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from scripts.test_services import MissingServiceError
 from tests.kubernetes_e2e.cluster import make_classes, namespace, node, publish, withdraw
+from tests.kubernetes_e2e.nvidia_driver import why_not
 from tests.kubernetes_e2e.plane import Plane, the_plane
+from tests.kubernetes_e2e.programs import require_dra_driver
+
+from slicewise.core.errors import SlicewiseError
+from slicewise.fakedriver import build
 
 Nodes = Callable[..., list[str]]
 """Publishes nodes with GPUs: how many, of which model, how many GPUs, and what ``node`` takes."""
@@ -43,3 +52,25 @@ def space(nodes: Nodes, plane: Plane) -> Iterator[str]:
     """A separate namespace; it is emptied before the nodes are deleted."""
     with namespace(plane.api) as name:
         yield name
+
+
+@pytest.fixture(scope="module")
+def real_folder() -> Iterator[Path]:
+    """A folder with a short name, as paths of sockets have at most 107 characters."""
+    with tempfile.TemporaryDirectory(prefix="sw-") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(scope="session")
+def real_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The fake NVML on which NVIDIA's driver runs; skipped where it cannot, except in CI."""
+    problem = why_not()
+    try:
+        if problem is None:
+            require_dra_driver()
+            return build(tmp_path_factory.getbasetemp().parent / "fakedriver")
+    except (MissingServiceError, SlicewiseError) as error:
+        problem = str(error)
+    if os.environ.get("CI"):
+        raise MissingServiceError(problem)
+    pytest.skip(problem)

@@ -320,7 +320,7 @@ def _kubeconfig(port: int) -> Json:
         "apiVersion": "v1",
         "kind": "Config",
         "clusters": [{"name": "road", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
-        "users": [{"name": "nobody", "user": {}}],
-        "contexts": [{"name": "road", "context": {"cluster": "road", "user": "nobody"}}],
+        "users": [{"name": "anonymous", "user": {}}],
+        "contexts": [{"name": "road", "context": {"cluster": "road", "user": "anonymous"}}],
         "current-context": "road",
     }

@@ -7,10 +7,10 @@ them unless it is an Ampere one. A device says its start only in its name and in
 that it consumes.
 
 Read from the catalog: profiles, starts, sizes, engines, and ids, multiprocessors and memory where
-they are known of all profiles of the model. Derived otherwise, so that the parts fit into the
-whole: 16 multiprocessors a compute slice, memory as the share of the GPU, ids from 100 on. Made up:
-UUIDs, bus ids, versions, the brand. Left out, as by the driver where the machine has none:
-addressingMode and pcieRoot.
+they are known. Derived otherwise, as by the fake driver: multiprocessors, memory as the share of
+the GPU, ids from 100 on. Made up: UUIDs, bus ids, versions, the brand. Left out, as
+by the driver where the machine has none: addressingMode and pcieRoot. ``test_real_devices.py``
+compares all of it with what the driver publishes.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ from typing import Any, NamedTuple
 
 from tests.kubernetes_e2e.api import Json
 
-from slicewise.catalog import Catalog, Entry
+from slicewise.catalog import Catalog, CatalogEntry
 from slicewise.catalog.entry import Engines, ProfileFacts
+from slicewise.core.geometry import Geometry, Profile
+from slicewise.fakedriver.model_data import profile_memory_mib, profile_multiprocessors
 
 DRIVER = "gpu.nvidia.com"
 MIG_CLASS = "mig.nvidia.com"
 GPU_CLASS = "gpu.nvidia.com"
-DRIVER_VERSION = "580.159.4"
+DRIVER_VERSION = "580.65.6"
+"""Of the fake driver, without the zeros that versions of Kubernetes cannot have."""
 CUDA_VERSION = "13.0.0"
 
 CLASSES: tuple[Json, ...] = (
@@ -68,7 +71,6 @@ CLASSES: tuple[Json, ...] = (
 """The classes of NVIDIA's chart."""
 
 _MIB = 1 << 20
-_MULTIPROCESSORS = 16
 _FIRST_MADE_UP_ID = 100
 _CAPABILITIES = (
     ("Ampere", "8.0.0"),
@@ -122,7 +124,7 @@ def resource_slices(
         # The driver's helper puts the index first, so that the order by name is this order; the
         # end is by chance there, and here it is not.
         end = uuid.uuid5(uuid.NAMESPACE_DNS, f"{node}/{index}").hex[:5]
-        metadata: Json = {"name": f"{index:03x}-{DRIVER}-{node}-{end}"}
+        metadata: Json = {"name": f"{index:05x}-{DRIVER}-{node}-{end}"}
         if node_uid is not None:
             owner = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node_uid}
             metadata["ownerReferences"] = [{**owner, "controller": True}]
@@ -143,7 +145,7 @@ def gpu_uuid(node: str, gpu: int) -> str:
 
 
 @cache
-def _entry(model: str) -> Entry:
+def _entry(model: str) -> CatalogEntry:
     return Catalog.builtin().find(model)
 
 
@@ -151,38 +153,33 @@ def _entry(model: str) -> Entry:
 def _parts(model: str) -> tuple[_Part, ...]:
     entry = _entry(model)
     facts = {fact.name: fact for fact in entry.facts}
-    counted = all(fact.sm_count is not None for fact in entry.facts)
-    measured = all(_mib(fact) is not None for fact in entry.facts)
+    geometry = entry.require()
     return tuple(
         _Part(
             profile.name,
             _FIRST_MADE_UP_ID + number if fact.id is None else fact.id,
             profile.size,
             profile.starts,
-            _capacities(fact, entry, counted, measured),
+            _capacities(geometry, profile, facts),
         )
-        for number, profile in enumerate(entry.require().profiles)
+        for number, profile in enumerate(geometry.profiles)
         for fact in [facts[profile.name]]
     )
 
 
-def _mib(fact: ProfileFacts) -> int | None:
-    if fact.memory_mib is not None:
-        return int(fact.memory_mib)
-    return None if fact.memory_gib is None else int(fact.memory_gib * 1024)
-
-
-def _capacities(fact: ProfileFacts, entry: Entry, counted: bool, measured: bool) -> dict[str, int]:
+def _capacities(
+    geometry: Geometry, profile: Profile, facts: dict[str, ProfileFacts]
+) -> dict[str, int]:
+    fact = facts[profile.name]
     engines = fact.engines or Engines(0, 0, 0, 0, 0)
-    share = int(entry.memory_gb * 10**9 * fact.size / entry.memory_slices) // _MIB
     return {
-        "multiprocessors": (counted and fact.sm_count) or _MULTIPROCESSORS * fact.compute,
+        "multiprocessors": profile_multiprocessors(profile, facts),
         "copyEngines": engines.copy,
         "decoders": engines.decoder,
         "encoders": engines.encoder,
         "jpegEngines": engines.jpeg,
         "ofaEngines": engines.ofa,
-        "memory": ((measured and _mib(fact)) or share) * _MIB,
+        "memory": profile_memory_mib(geometry, profile, fact) * _MIB,
     }
 
 

@@ -48,6 +48,7 @@ CONTROLLERS = (
     "job-controller",
     "deployment-controller",
     "replicaset-controller",
+    "persistentvolume-binder-controller",
 )
 STAGES = Path(__file__).with_name("stages.yaml")
 _PROGRAMS = {
@@ -66,12 +67,12 @@ _READY = {
 }
 _TRIES = 5
 # The kernel ends the process with its parent, even after SIGKILL.
-_TIED = """
+TIED = """
 import ctypes, os, signal, sys
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     if os.getppid() != int(sys.argv[1]):
-        sys.exit("whoever started this is gone")
+        sys.exit("the process that started this is gone")
 os.execv(sys.argv[2], sys.argv[2:])
 """
 
@@ -269,7 +270,7 @@ class Plane:
         command = [str(program), *self._arguments(part), *self._flags.get(part, ())]
         with (self.folder / f"{part}.log").open("ab") as log:
             self._processes[part] = subprocess.Popen(
-                [sys.executable, "-S", "-c", _TIED, str(os.getpid()), *command],
+                [sys.executable, "-S", "-c", TIED, str(os.getpid()), *command],
                 cwd=self.folder,
                 env={**os.environ, "HOME": str(self.folder)},
                 stdin=subprocess.DEVNULL,

@@ -31,14 +31,18 @@ def wants(*requests: str, **parameters: object) -> Json:
 
 
 class Replica:
-    """One process."""
+    """One process.
+
+    It does not let slices cool down, unless a flag says so: most tests here delete pods by force,
+    and their nodes have no kubelet that would have to remove anything.
+    """
 
     def __init__(self, kubeconfig: Path, folder: Path, *flags: str, name: str = "r0") -> None:
         self.name = name
         self.log = folder / f"{name}.log"
         self._command = [
             sys.executable, "-m", "slicewise.cli", "k8s", "--kubeconfig", str(kubeconfig),
-            "--identity", name, "--namespace", "default", *flags,
+            "--identity", name, "--namespace", "default", "--cool-down", "0", *flags,
         ]  # fmt: skip
         self.process: subprocess.Popen[bytes] | None = None
 

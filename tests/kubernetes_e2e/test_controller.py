@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.kubernetes_e2e.api import RESOURCE, until
+from tests.kubernetes_e2e.api import CORE, RESOURCE, until
 from tests.kubernetes_e2e.cluster import (
     allocated,
     claim,
@@ -116,3 +116,48 @@ def test_freed_slices_go_to_a_waiting_pod(
     assert condition["reason"] == "Capacity"
     plane.api.delete(f"{pods_in(space)}/a")
     until_running(plane.api, space, "b")
+
+
+def test_a_pod_runs_where_its_local_volume_is(
+    plane: Plane, nodes: Nodes, space: str, replica: Replica
+) -> None:
+    """Although the policy would take the other node, and the claim waits for its consumer."""
+    first, second = nodes(2, "A100-80GB", gpus=1)
+    make_template(plane, space, "small", profile="1g.10gb")
+    name = f"local-{space}"
+    storage = {
+        "metadata": {"name": name},
+        "provisioner": "kubernetes.io/no-provisioner",
+        "volumeBindingMode": "WaitForFirstConsumer",
+    }
+    plane.api.create("/apis/storage.k8s.io/v1/storageclasses", storage)
+    host = {"key": "kubernetes.io/hostname", "operator": "In", "values": [second]}
+    volume = {
+        "metadata": {"name": name},
+        "spec": {
+            "capacity": {"storage": "1Gi"},
+            "accessModes": ["ReadWriteOnce"],
+            "storageClassName": name,
+            "local": {"path": "/data"},
+            "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [host]}]}},
+        },
+    }
+    wanted = {
+        "metadata": {"name": "data"},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "storageClassName": name,
+            "resources": {"requests": {"storage": "1Gi"}},
+        },
+    }
+    plane.api.create(f"{CORE}/persistentvolumes", volume)
+    try:
+        plane.api.create(f"{CORE}/namespaces/{space}/persistentvolumeclaims", wanted)
+        data = {"name": "data", "persistentVolumeClaim": {"claimName": "data"}}
+        plane.api.create(pods_in(space), pod("a", templates=["small"], volumes=[data]))
+        until_running(plane.api, space, "a")
+        [(node, _)] = allocated(plane.api, space, "a")
+        assert node == second != first
+    finally:
+        plane.api.delete(f"{CORE}/persistentvolumes/{name}")
+        plane.api.delete(f"/apis/storage.k8s.io/v1/storageclasses/{name}")

@@ -127,10 +127,10 @@ def populate(plane: Plane) -> None:
 @pytest.fixture
 def visitor(browser: Browser, shown: list[Shown]) -> Iterator[Visitor]:
     """A user who has signed in at the leader; there must be no errors in the window."""
-    someone = Visitor(browser, cast(Server, shown[0]))
-    someone.sign_in(shown[0].token)
-    yield someone
-    someone.close()
+    visitor = Visitor(browser, cast(Server, shown[0]))
+    visitor.sign_in(shown[0].token)
+    yield visitor
+    visitor.close()
 
 
 def keep(page: Page, name: str) -> None:

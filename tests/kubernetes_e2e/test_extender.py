@@ -31,7 +31,7 @@ from tests.kubernetes_e2e.cluster import (
     unscheduled_because,
     until_running,
 )
-from tests.kubernetes_e2e.plane import _TIED, Plane, free_ports
+from tests.kubernetes_e2e.plane import TIED, Plane, free_ports
 
 from slicewise.control.pods import PodsError
 from slicewise.fakedriver import Machine, build
@@ -142,7 +142,7 @@ class World:
         ]  # fmt: skip
         with (self.folder / "scheduler.log").open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-S", "-c", _TIED, str(os.getpid()), *command],
+                [sys.executable, "-S", "-c", TIED, str(os.getpid()), *command],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
 
@@ -387,7 +387,7 @@ def test_a_changed_pod_is_not_bound(world: World, space: str) -> None:
     name = world.kube_node()
     pods = ClusterPods.open(world.plane.kubeconfig_for("slicewise/slicewise-extender"))
     assert pods.get(space, "p") is None
-    world.pod(space, "p", "1g.10gb", schedulerName="nobody")
+    world.pod(space, "p", "1g.10gb", schedulerName="unknown")
     first = pods.get(space, "p")
     assert first is not None
     touched = pods.touch(first, "slicewise.dev/returned", "1")
@@ -398,7 +398,7 @@ def test_a_changed_pod_is_not_bound(world: World, space: str) -> None:
     world.plane.api.delete(f"{pods_in(space)}/p")
     until("it is gone", lambda: pods.get(space, "p") is None)
     assert pods.touch(first, "slicewise.dev/returned", "2") is None
-    world.pod(space, "p", "1g.10gb", schedulerName="nobody")
+    world.pod(space, "p", "1g.10gb", schedulerName="unknown")
     later = pods.get(space, "p")
     assert later is not None
     assert pods.touch(first, "slicewise.dev/returned", "3") is None, "another of the same name"

@@ -36,7 +36,7 @@ SMALL = "1g.18gb"
 SEALED = "sealed.slicewise.test"
 CONFIRMED, CONFLICT = "slicewise.dev/confirmed", "slicewise.dev/conflict"
 HELD = {"bindingConditions": [CONFIRMED], "bindingFailureConditions": [CONFLICT]}
-NOBODY = "cannot allocate all claims"
+NO_NODE = "cannot allocate all claims"
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def test_the_scheduler_never_allocates_a_sealed_class(api: Api, nodes: Nodes, sp
     [sealed] = waiting_pod(api, space, "p")
     nodes(1, MODEL, gpus=2)
     until(
-        "the second node was tried", lambda: f"2 {NOBODY}" in unscheduled_because(api, space, "p")
+        "the second node was tried", lambda: f"2 {NO_NODE}" in unscheduled_because(api, space, "p")
     )
     assert "allocation" not in status(api, space, sealed)
     assert FINALIZER not in api.get(f"{claims_in(space)}/{sealed}")["metadata"].get(
@@ -194,7 +194,7 @@ def test_the_allocation_of_one_claim_stays_while_another_is_sealed(
     small = devices_at(MODEL, 0, SMALL)
     write_allocation(api, space, first, node, results(node, [small[3]]))
     nodes(1, MODEL)
-    until("it is tried again", lambda: f"3 {NOBODY}" in unscheduled_because(api, space, "p"))
+    until("it is tried again", lambda: f"3 {NO_NODE}" in unscheduled_because(api, space, "p"))
     assert "allocation" in status(api, space, first)
     write_allocation(api, space, second, node, results(node, [small[4]]))
     assert until_running(api, space, "p")["spec"]["nodeName"] == node

@@ -127,7 +127,7 @@ def test_values_are_applied(helm: Path, tmp_path: Path) -> None:
         image={"repository": "registry.example/slicewise", "tag": "7", "pullSecrets": ["pull"]},
         replicas=3,
         policy="best-fit",
-        extraArgs=["--backfill=0"],
+        extraArgs=["--reserve-after=10m"],
         resources={"limits": {"memory": "8Gi"}},
         tolerations=[toleration],
         nodeSelector={"role": "control"},
@@ -152,7 +152,8 @@ def test_values_are_applied(helm: Path, tmp_path: Path) -> None:
     assert container["image"] == "registry.example/slicewise:7"
     assert container["resources"]["limits"]["memory"] == "8Gi"
     assert container["livenessProbe"]["httpGet"]["scheme"] == "HTTPS"
-    assert {"--policy=best-fit", "--backfill=0", "--listen=0.0.0.0:8443"} <= set(container["args"])
+    flags = {"--policy=best-fit", "--reserve-after=10m", "--listen=0.0.0.0:8443"}
+    assert flags <= set(container["args"])
     assert "--tls-cert=/etc/slicewise/tls/tls.crt" in container["args"]
     assert not {"--open-metrics", "--listen-without-tls"} & set(container["args"])
     assert names["Service slicewise"]["spec"]["ports"][0]["port"] == 8443

@@ -134,7 +134,7 @@ def test_a_successor_with_delayed_watches(
 def test_a_late_write_of_a_former_leader_for_a_device_of_another_pod(
     plane: Plane, nodes: Nodes, space: str, tmp_path: Path
 ) -> None:
-    """Its claim is unchanged since, except for the annotation that fences the former leader."""
+    """Its claim is unchanged since, except that the new leader has removed the finalizer."""
     make_classes(plane.api, [SEALED])
     nodes(1, MODEL, gpus=1)
     api = plane.api

@@ -95,7 +95,7 @@ def test_the_scheduler_frees_a_device_of_two_claims_when_one_ends(
         [(node, device)] = allocated(api, space, "stock")
         make_pod(api, space, "third", "stock-whole")
         until("the third is tried", lambda: unscheduled_because(api, space, "third"))
-        make_pod(api, space, "ours", "whole", schedulerName="nobody")
+        make_pod(api, space, "ours", "whole", schedulerName="unknown")
         [ours] = until("ours has a claim", lambda: claims_of(api, space, "ours"))
         write_allocation(api, space, ours, node, results(node, [device]))
         clear_allocation(api, space, ours)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from tests.kubernetes_e2e.api import CORE, RESOURCE, Api, Json, until
@@ -119,6 +120,28 @@ def test_a_node_is_replaced_by_another_model(
 # Pods
 
 
+def test_the_slices_of_a_pod_that_is_deleted_by_force_cool_down(
+    plane: Plane, nodes: Nodes, space: str, tmp_path: Path
+) -> None:
+    """Those of a pod that has ended do not."""
+    make_classes(plane.api, [SEALED])
+    nodes(1, MODEL, gpus=1)
+    api = plane.api
+    make_templates(api, space)
+    with witnessed(plane), living(plane, tmp_path, "--cool-down", "6s"):
+        for number, name in enumerate("abc"):
+            make_pod(api, space, name, "whole")
+            began = time.monotonic()
+            until_run(api, space, name)
+            waited = time.monotonic() - began
+            assert (waited > 5) == (number == 1), (name, waited)
+            if number == 0:
+                remove_pod(api, space, name)
+            else:  # kwok ends it as a kubelet does
+                status = {"status": {"phase": "Succeeded"}}
+                api.patch(f"{pods_in(space)}/{name}/status", status)
+
+
 def test_a_pod_with_claims_that_kubernetes_records_in_turns(
     plane: Plane, nodes: Nodes, space: str, tmp_path: Path
 ) -> None:
@@ -206,7 +229,7 @@ def test_claims_that_outlive_their_pods(
         for name in ("never-bound", "ran", "shared"):
             make_claim(api, space, name, "2g.20gb")
         # Given devices, but the pod cannot run: another scheduler was asked for.
-        make_pod(api, space, "a", shared=["never-bound"], schedulerName="nobody")
+        make_pod(api, space, "a", shared=["never-bound"], schedulerName="unknown")
         until("it has a device", lambda: allocated(api, space, "a"))
         make_pod(api, space, "b", shared=["ran"])
         make_pod(api, space, "c", shared=["shared"])

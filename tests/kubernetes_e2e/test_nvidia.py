@@ -97,7 +97,7 @@ def test_windows_exclude_each_other_through_the_memory_slices(geometry: Geometry
 
 def test_a_device_as_the_driver_writes_it() -> None:
     counters, first, second = resource_slices("node-a", "H200-141GB", 2)
-    assert counters["metadata"]["name"].startswith("000-gpu.nvidia.com-node-a-")
+    assert counters["metadata"]["name"].startswith("00000-gpu.nvidia.com-node-a-")
     assert first["spec"]["pool"] == {"name": "node-a", "generation": 1, "resourceSliceCount": 3}
     assert [one["name"] for one in counters["spec"]["sharedCounters"]] == [
         "gpu-0-counter-set",
@@ -118,7 +118,7 @@ def test_a_device_as_the_driver_writes_it() -> None:
             "brand": {"string": "Nvidia"},
             "architecture": {"string": "Hopper"},
             "cudaComputeCapability": {"version": "9.0.0"},
-            "driverVersion": {"version": "580.159.4"},
+            "driverVersion": {"version": "580.65.6"},
             "cudaDriverVersion": {"version": "13.0.0"},
             "resource.kubernetes.io/pciBusID": {"string": "0000:18:00.0"},
         },

@@ -53,16 +53,16 @@ def test_kubectl_connects(plane: Plane) -> None:
 
 def test_a_service_account_has_its_own_kubeconfig_and_no_rights(plane: Plane, space: str) -> None:
     plane.api.create(
-        f"{CORE}/namespaces/{space}/serviceaccounts", {"metadata": {"name": "somebody"}}
+        f"{CORE}/namespaces/{space}/serviceaccounts", {"metadata": {"name": "another"}}
     )
-    account = f"{space}/somebody"
+    account = f"{space}/another"
     config = json.loads(plane.kubeconfig_for(account).read_text())
     assert config["clusters"][0]["cluster"]["server"] == plane.server
     with plane.api_for(account) as api:
         with pytest.raises(ApiError) as refused:
             api.get(f"{CORE}/namespaces/{space}/pods")
         assert refused.value.status == 403
-        subject = {"kind": "ServiceAccount", "name": "somebody", "namespace": space}
+        subject = {"kind": "ServiceAccount", "name": "another", "namespace": space}
         role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "view"}
         plane.api.create(
             f"{RBAC}/namespaces/{space}/rolebindings",

@@ -215,7 +215,9 @@ def claims(plane: Plane) -> Iterator[Claims]:
 
 
 @contextmanager
-def somebody(plane: Plane, space: str, rights: Iterable[Right], role_in: str = "") -> Iterator[Api]:
+def account_with(
+    plane: Plane, space: str, rights: Iterable[Right], role_in: str = ""
+) -> Iterator[Api]:
     """A ServiceAccount with these rights in the whole cluster, or in one namespace."""
     name = f"s-{uuid.uuid4().hex[:10]}"
     kind, scope = ("Role", f"/namespaces/{role_in}") if role_in else ("ClusterRole", "")
@@ -259,20 +261,20 @@ def test_the_rights_are_sufficient_and_each_is_needed(
     plane: Plane, claims: Claims, name: str
 ) -> None:
     act, rights = ACTS[name]
-    with somebody(plane, claims.space, rights) as api:
+    with account_with(plane, claims.space, rights) as api:
         act(api, claims)
     for missing in sorted(rights):
-        with somebody(plane, claims.space, rights - {missing}) as api:
+        with account_with(plane, claims.space, rights - {missing}) as api:
             refused(act, api, claims)
 
 
 def test_the_right_to_bind_must_be_cluster_wide(plane: Plane, claims: Claims) -> None:
     act, rights = ACTS["allocation"]
-    with somebody(plane, claims.space, rights, role_in=claims.space) as api:
+    with account_with(plane, claims.space, rights, role_in=claims.space) as api:
         assert "resourceclaims/binding" in refused(act, api, claims)
 
 
 def test_the_right_to_set_conditions_may_be_for_one_namespace(plane: Plane, claims: Claims) -> None:
     act, rights = ACTS["condition"]
-    with somebody(plane, claims.space, rights, role_in=claims.space) as api:
+    with account_with(plane, claims.space, rights, role_in=claims.space) as api:
         act(api, claims)

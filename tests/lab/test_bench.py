@@ -15,8 +15,9 @@ from slicewise import Cluster, Geometry, Instance, Scheduler, TablePolicy, polic
 from slicewise.core.idset import IdSet
 from slicewise.lab import compiled_loops as loops
 from slicewise.lab import kernel
-from slicewise.lab.bench import PATHS, Plan, SettledCluster, benchmark, deep_size
+from slicewise.lab.bench import PATHS, SettledCluster, SlotCounts, benchmark, deep_size
 from slicewise.lab.mix import parse_mix
+from slicewise.policies.lease_aware import LeaseAware
 
 TABLE_POLICIES = [name for name in policy_names() if isinstance(policy(name), TablePolicy)]
 
@@ -34,8 +35,8 @@ def test_the_scans_decide_as_we_do(a100: Geometry, load: float) -> None:
     masks = np.array([state.mask for state in ours.models.states])
     for _ in range(40):
         arrivals = ours.draw(25)
-        compiled.compiled(*arrivals)
-        vectorised.by_numpy(*arrivals)
+        compiled.compiled(*arrivals[:2])
+        vectorised.by_numpy(*arrivals[:2])
         ours.advance(arrivals)
         now = masks[ours.gpus.state_of]
         assert (compiled.masks == now).all()
@@ -53,10 +54,35 @@ def test_the_engine_starts_from_the_same_cluster(a100: Geometry) -> None:
         assert cluster.state(gpu).mask == ours.models.states[ours.gpus.state_of[gpu]].mask
 
 
+def test_a_settled_cluster_knows_every_end(a100: Geometry) -> None:
+    """The engine continues with the same decisions, by time."""
+    ours = settled(a100, 50, "lease-aware")
+    assert isinstance(ours.policy, LeaseAware)
+    cluster = Cluster.of(a100, 50)
+    ending: dict[int, list[Instance]] = {}
+    for slot, gpu, placement in ours.instances():
+        instance = cluster.put(gpu, placement, slot)
+        ending.setdefault(slot, []).append(instance)
+    scheduler = Scheduler(cluster, ours.policy)
+    slot, arrivals = ours.slot, ours.draw(200)
+    compared = ours.advance(arrivals)
+    assert 1 < compared <= ours.policy.most
+    names = [profile.name for profile in ours.mix.profiles]
+    for kind, lifetime in zip(arrivals.kinds.tolist(), arrivals.lifetimes.tolist(), strict=True):
+        for gone in ending.pop(slot, ()):
+            scheduler.release(gone)
+        placed = scheduler.submit(names[kind], now=slot, ends=slot + lifetime)
+        if isinstance(placed, Instance):
+            ending.setdefault(slot + lifetime, []).append(placed)
+        slot += 1
+    for gpu in range(50):
+        assert cluster.state(gpu).windows == ours.models.states[ours.gpus.state_of[gpu]].windows
+
+
 def test_rows_of_the_benchmark(a100: Geometry) -> None:
     mix = parse_mix("uniform", a100)
     chosen = [policy("mfi"), policy("round-robin")]
-    plan = Plan(engine=70, compiled=700, scanned_gpus=7_000, vectorised_gpus=700)
+    plan = SlotCounts(engine=70, compiled=700, scanned_gpus=7_000, vectorised_gpus=700)
     ticks: list[int] = []
     tables = [p for p in chosen if isinstance(p, TablePolicy)]
     decisions, memory = benchmark(mix, tables, [20, 40], 0.85, plan, ticks.append)
@@ -88,7 +114,7 @@ def test_the_states_examined_do_not_grow_with_the_cluster(a100: Geometry, name: 
         trace = np.zeros((5000, 5), np.int32)
         arrivals = cluster.draw(5000)
         loops.advance(
-            cluster.tables, cluster.gpus, cluster.departures, *arrivals, cluster.slot, trace
+            cluster.tables, cluster.gpus, cluster.departures, *arrivals[:2], cluster.slot, trace
         )
         assert trace[:, 1].max() <= bound
 

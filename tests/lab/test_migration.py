@@ -65,7 +65,7 @@ def test_it_rejects_less_within_its_budget_and_never_beats_the_oracle(a100: Geom
         assert isinstance(row["migrated_share_ci95"], list)
     assert len(MIGRATION_COLUMNS) == len(outcome.samples[0, 0][0]) == len(outcome.samples[0, 2][0])
     again = run_experiment(moving, 2, ignore)
-    assert migration_rows(again) == rows, "whoever computes it"
+    assert migration_rows(again) == rows, "for any number of workers"
 
 
 def test_one_run_has_no_interval(a100: Geometry) -> None:

@@ -27,11 +27,13 @@ from slicewise.lab.experiment import (
     Steady,
 )
 from slicewise.lab.fingerprint import digest
+from slicewise.lab.measure import Measure
 from slicewise.lab.mix import Mix, parse_mix
 from slicewise.lab.packed_tables import compile_tables
 from slicewise.lab.parquet import runs_table, summary_table, write_table
 from slicewise.lab.results import steady_rows
 from slicewise.lab.runner import Outcome, missing_jobs, missing_runs, run_missing
+from slicewise.lab.sustained import DriftKind, Knowledge, LifetimeLaw, drift
 from slicewise.lab.sweep import Sweep, load_sweep, summary_rows, total_runs
 from slicewise.lab.workload import Lifetime
 
@@ -159,8 +161,8 @@ STEADY = 'experiment = "steady"\npolicies = "mfi"\n'
         ('experiment = "steady"\npolicies = "fifo"', "unknown policy 'fifo'"),
         ('experiment = "steady"\npolicies = ["mfi", "mfi"]', "policies: 'mfi' is named twice"),
         (
-            'experiment = "steady"\npolicies = ["default", "least-lost"]',
-            "'least-lost' is named twi",
+            'experiment = "steady"\npolicies = ["default", "rehearsed"]',
+            "'rehearsed' is named twi",
         ),
         (STEADY + "gpus = 2\nloads = [0.5, 0.01]", "load 0.01 is too low for 2 A100-80GB"),
         (STEADY + 'distributions = "normal"', "unknown distribution 'normal'"),
@@ -226,6 +228,14 @@ def other_value(value: object) -> object:
         return not value
     if isinstance(value, Lifetime):
         return Lifetime.SATURATION
+    if isinstance(value, Measure):
+        return Measure.COMPUTE
+    if isinstance(value, LifetimeLaw):
+        return LifetimeLaw.HEAVY
+    if value is None:
+        return Knowledge.HALF
+    if value == ():
+        return (drift(DriftKind.SUDDEN, parse_mix("skew-small", load_geometry("A100-80GB"))),)
     assert isinstance(value, (int, float))
     return value + 1
 
@@ -269,7 +279,7 @@ def test_what_else_changes_the_digest(a100: Geometry, monkeypatch: pytest.Monkey
     assert of(parse_mix("uniform", shifted)) != known
     # A policy that decides otherwise under the same name.
     cls = type(policy("mfi"))
-    monkeypatch.setattr(cls, "score", lambda self, geometry, profile, mask, start: -start)
+    monkeypatch.setattr(cls, "score", lambda self, gpu, profile, start: -start)
     assert of(uniform) != known
     monkeypatch.undo()
     assert of(uniform) == known
@@ -468,9 +478,9 @@ def test_jobs_cover_what_is_missing_and_advance_together(small: Sweep) -> None:
 def test_tables_are_made_once_for_all_points(small: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
 
-    def counting(models: Any, policy: Any) -> Any:
+    def counting(models: Any, policy: Any, measured: Any) -> Any:
         made.append(policy)
-        return compile_tables(models, policy)
+        return compile_tables(models, policy, measured)
 
     monkeypatch.setattr("slicewise.lab.experiment.compile_tables", counting)
     run_missing(small.outcomes(), InProcess(), ignore)

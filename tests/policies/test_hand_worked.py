@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slicewise import Cluster, Geometry, Reason, Rejection, Scheduler, load_geometry
+from slicewise import Cluster, Geometry, Reason, Rejection, Scheduler, load_geometry, policy
 
 
 def fill(a100: Geometry, *gpus: str) -> Cluster:
@@ -35,6 +35,18 @@ def outcome(cluster: Cluster, policy: str, profile: str) -> tuple[int, int] | Re
         # Under `overlap` the lower half also blocks 4g, so the upper one is cheaper.
         ("mfi-overlap", "3g.40gb", [""], (0, 4)),
         ("mfi-overlap", "1g.10gb", [""], (0, 6)),
+        # In compute slices: a 3g at 0 leaves compute slice 3 to a 1g, a 2g and a 4g that are
+        # blocked; at 4 every window that it blocks has its compute slices busy.
+        ("mfi-compute", "3g.40gb", [""], (0, 4)),
+        # At 6 only a 3g at 4 is blocked with compute slices free; at 4 a 2g, too.
+        ("mfi-compute", "1g.10gb", [""], (0, 6)),
+        # Both GPUs then have compute slices 0 and 1 busy. Before, GPU 1 strands a 1g.20gb at 0
+        # besides the 2g, 3g and 4g, because compute slice 0 is free: F falls by 3 there, by 2 on
+        # GPU 0. The free memory slice 1 of GPU 0 strands it as well for `either`: a tie.
+        ("mfi-compute", "1g.10gb", ["1g.10gb@0", "1g.10gb@1"], (1, 0)),
+        ("mfi-either", "1g.10gb", ["1g.10gb@0", "1g.10gb@1"], (0, 1)),
+        # A GPU without a feasible start is left out.
+        ("mfi-either", "7g.80gb", ["1g.10gb@0", ""], (1, 0)),
         # Least-lost: 5 placements at 4 (1g, both pairs, 3g, 7g), 6 at 0 (4g as well). At 6 they
         # would be 4, but nothing fits on slice 7 then, which counts as 2 more.
         ("least-lost", "1g.10gb", [""], (0, 4)),
@@ -48,6 +60,12 @@ def outcome(cluster: Cluster, policy: str, profile: str) -> tuple[int, int] | Re
         ("least-lost", "1g.10gb", ["1g.10gb@6", "4g.40gb@0 1g.10gb@6"], (1, 4)),
         # The half-full GPU loses 4 (1g, 1g.20gb, 2g, 3g) less 2, the other 3 less a half.
         ("least-lost", "1g.10gb", ["1g.10gb@6", "4g.40gb@0"], (1, 4)),
+        # Least lost time: the same slices are taken, but the windows of the 3g, the 4g and the 7g
+        # have two instances on GPU 1. One more is the last to leave one time in three, not two.
+        ("least-lost-time", "1g.10gb", ["2g.20gb@0", "1g.10gb@0 1g.10gb@1"], (1, 2)),
+        ("least-lost", "1g.10gb", ["2g.20gb@0", "1g.10gb@0 1g.10gb@1"], (0, 2)),
+        # An empty GPU comes last: a 7g may be asked for.
+        ("least-lost-time", "2g.20gb", ["", "4g.40gb@0"], (1, 4)),
         # First-fit takes the first window, even the most harmful one.
         ("first-fit", "1g.10gb", ["3g.40gb@4", ""], (0, 0)),
         ("first-fit", "7g.80gb", ["1g.10gb@6", ""], (1, 0)),
@@ -122,3 +140,11 @@ def test_exclusive_media_engines_are_assigned_once(a100: Geometry) -> None:
     assert [g.gpu for g in gpus if not isinstance(g, Rejection)] == [0, 1]
     assert isinstance(gpus[2], Rejection)
     assert gpus[2].reason is Reason.CAPACITY
+
+
+@pytest.mark.parametrize(
+    ("policy_name", "words"),
+    [("mfi", "F grows by 4"), ("mfi-either", "F in compute slices grows by 4")],
+)
+def test_mfi_names_its_score_in_words(a100: Geometry, policy_name: str, words: str) -> None:
+    assert policy(policy_name).in_words(4, a100) == words

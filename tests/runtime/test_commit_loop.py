@@ -17,7 +17,7 @@ from tests.control.control_plane import A100
 from slicewise.control.actors import internal
 from slicewise.control.commands import AddNode, Create, Release, SetTenant, Terms
 from slicewise.control.handler import CommandHandler
-from slicewise.control.ports import Kept, Key, StoreError
+from slicewise.control.ports import IdempotencyKey, Kept, StoreError
 from slicewise.control.snapshot import Snapshot, snapshot_of
 from slicewise.control.state import State
 from slicewise.journal.entries import QuotaRecord, Row, Seconds, Want
@@ -59,7 +59,10 @@ class FailingJournal(MemoryJournal):
         self.hold.set()
 
     def append(
-        self, epoch: int, rows: Sequence[Row], answers: Iterable[tuple[Key, Kept, Seconds]]
+        self,
+        epoch: int,
+        rows: Sequence[Row],
+        answers: Iterable[tuple[IdempotencyKey, Kept, Seconds]],
     ) -> None:
         """Append, or fail on demand before or after it."""
         self.hold.wait()
@@ -134,7 +137,7 @@ class Runner:
 
     def ask(self, command: Any, key: str | None = None, digest: str = "d") -> Outcome:
         """Submit a command and wait for its outcome."""
-        self.submit(Submission(command, ME, Key("acme", key) if key else None, digest))
+        self.submit(Submission(command, ME, IdempotencyKey("acme", key) if key else None, digest))
         while not (batch := self.next()).outcomes:
             pass
         (outcome,) = batch.outcomes
@@ -225,7 +228,7 @@ def test_a_rejected_request_can_be_corrected_with_the_same_key(runner: Runner) -
 def test_the_same_key_twice_in_one_batch(runner: Runner) -> None:
     runner.journal.hold.clear()
     for _ in range(3):
-        runner.submit(Submission(ONE, ME, Key("acme", "k"), "d"))
+        runner.submit(Submission(ONE, ME, IdempotencyKey("acme", "k"), "d"))
     runner.journal.hold.set()
     outcomes: list[Outcome] = []
     while len(outcomes) < 3:
@@ -250,7 +253,7 @@ def test_a_commit_that_succeeded_but_reported_a_failure_is_found_by_the_reload(
     runner: Runner,
 ) -> None:
     runner.journal.fail_after = 1
-    runner.submit(Submission(ONE, ME, Key("acme", "k"), "d"))
+    runner.submit(Submission(ONE, ME, IdempotencyKey("acme", "k"), "d"))
     assert runner.next().outcomes[0].answer.status == 503
     caught_up = runner.next()
     assert (len(caught_up.rows), caught_up.outcomes) == (1, [])
@@ -342,6 +345,20 @@ def test_an_expired_lease_is_committed_without_a_command(runner: Runner) -> None
     runner.clock.now += 1
     batch = runner.next()
     assert [row.entry.__class__.__name__ for row in batch.rows] == ["Ended"]
+    assert not batch.outcomes
+
+
+def test_a_warning_is_committed_without_a_command(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner.commit_loop, "_fresh_state", lambda: State(lease_warning=0.01))
+    runner.journal.fail_before = 1  # the loop reads its state again
+    while runner.ask(ONE).answer.status != 201:
+        pass
+    runner.ask(Create("acme", Terms(Want(profile="1g.10gb"), lease=0.02)))
+    runner.clock.now += 0.015
+    batch = runner.next()
+    assert [row.entry.__class__.__name__ for row in batch.rows] == ["LeaseEnding"]
     assert not batch.outcomes
 
 

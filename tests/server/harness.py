@@ -15,6 +15,7 @@ import msgspec
 
 from slicewise.config.settings import Settings
 from slicewise.control.ports import Store
+from slicewise.runtime.rehearsals import Rehearse
 from slicewise.runtime.steady_clock import SteadyClock
 from slicewise.server.service import Service
 from slicewise.store.memory import MemoryStore
@@ -42,6 +43,7 @@ class Harness:
     settings: dict[str, Any] = field(default_factory=dict)
     store: Store | None = None
     clock: Clock = field(default_factory=Clock)
+    rehearse: Rehearse | None = None
 
     def __post_init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -62,6 +64,7 @@ class Harness:
             Settings(data=self.folder / name, **chosen),
             SteadyClock(self.clock, self.clock),
             lambda: self.ticks,
+            rehearse=self.rehearse,
         )
         self.services.append(made)
         self.run(made.start(address or f"http://{name}"))

@@ -113,6 +113,7 @@ def test_an_instance_from_placed_to_gone(harness: Harness, agent: Agent) -> None
         "size": 1,
         "wanted": "present",
         "uuid": "",
+        "notice": "",
     }
     agent.report(told(made, "creating", attempts=1, detail="driver busy"))
     seen = harness.get(f"/v1/allocations/{made['id']}").json()
@@ -421,6 +422,8 @@ def test_reports_of_agents_are_shown(harness: Harness, agent: Agent) -> None:
     tenant = harness.tenant("acme")
     seen = harness.get("/v1/nodes/gpu-07", token=tenant).json()
     assert seen["devices"][other]["foreign"] == []
+    device = seen["devices"][made["gpu"]]
+    assert (device["temperature"], device["memory_used"]) == (None, None)
     assert seen["devices"][made["gpu"]]["instances"][0]["memory_used"] is None
 
     # The same, slice by slice, where all GPUs are shown at once.

@@ -28,8 +28,8 @@ def test_ended_allocations_are_shown_unchanged(busy: Harness) -> None:
     again = busy.delete(f"/v1/allocations/{identity}")
     assert again.status_code == 200
     assert again.json() == first == busy.get(f"/v1/allocations/{identity}").json()
-    assert busy.delete("/v1/allocations/nobody").status_code == 404
-    assert busy.get("/v1/allocations/nobody").status_code == 404
+    assert busy.delete("/v1/allocations/unknown").status_code == 404
+    assert busy.get("/v1/allocations/unknown").status_code == 404
     assert busy.get("/v1/allocations/" + "x" * 70).status_code == 404
     assert busy.get("/v1/allocations/%C3%A9").status_code == 404
 
@@ -169,6 +169,67 @@ def test_timeouts_in_the_queue_and_leases(busy: Harness) -> None:
     assert {one["id"] for one in ended} == {waiting["id"], cancelled["id"]}
 
 
+def test_a_lease_is_extended(busy: Harness) -> None:
+    token = busy.tenant("acme", max_lease_seconds=5000)
+    made = busy.place(token=token, lease_seconds=1000)
+    path = f"/v1/allocations/{made['id']}/extend"
+    first = busy.post(path, {"lease_seconds": 2000}, token=token, key="k")
+    assert first.status_code == 200, first.text
+    assert first.json()["lease_seconds"] == 2000
+    busy.clock.now += 10
+    again = busy.post(path, {"lease_seconds": 2000}, token=token, key="k")
+    assert again.json() == first.json()
+    assert again.headers["idempotency-replayed"] == "true"
+    assert busy.post(path, {"lease_seconds": 2001}, token=token, key="k").status_code == 422
+    assert busy.get(f"/v1/allocations/{made['id']}").json()["ends_at"] == first.json()["ends_at"]
+    other = busy.post(path, {"lease_seconds": 2000}, token=token, key="other")
+    assert other.json()["ends_at"] > first.json()["ends_at"]
+    long = busy.post(path, {"lease_seconds": 5001}, token=token)
+    assert (long.status_code, long.json()["reason"]) == (409, "quota")
+    for body in ({}, {"lease_seconds": 0}, {"lease": 60}):
+        assert busy.post(path, body, token=token).status_code == 400
+    busy.delete(f"/v1/allocations/{made['id']}")
+    for key in (None, "late"):
+        over = busy.post(path, {"lease_seconds": 3000}, token=token, key=key)
+        assert (over.status_code, over.json()["reason"]) == (409, "ended")
+    replayed = busy.post(path, {"lease_seconds": 2000}, token=token, key="k")
+    assert replayed.json() == first.json(), "what a key was answered stays"
+    unknown = busy.post("/v1/allocations/a1/extend", {"lease_seconds": 1}, token=token)
+    assert unknown.status_code == 404
+
+
+def test_a_key_covers_all_terms_of_a_request(busy: Harness) -> None:
+    body = {"profile": "1g.10gb", "lease_seconds": 60}
+    assert busy.post("/v1/allocations", body, key="k").status_code == 201
+    for more in ({"preemptible": True}, {"expected_seconds": 60}, {"lease_seconds": 61}):
+        assert busy.post("/v1/allocations", body | more, key="k").status_code == 422
+    for odd in ({"preemptible": "yes"}, {"expected_seconds": 0}, {"expected_seconds": -1.0}):
+        assert busy.post("/v1/allocations", body | odd).status_code == 400
+
+
+def test_a_tenant_is_warned_before_a_lease_ends(busy: Harness) -> None:
+    mine, other = busy.tenant("acme"), busy.tenant("other")
+    made = busy.place(token=mine, lease_seconds=1000)
+    path = f"/v1/allocations/{made['id']}/extend"
+    busy.clock.now += 700
+    busy.post("/v1/nodes/n1/uncordon")  # any command wakes the commit loop
+    assert busy.post(path, {"lease_seconds": 1000}, token=mine).status_code == 200
+    busy.clock.now += 700
+    busy.post("/v1/nodes/n1/uncordon")
+    listed = busy.get(f"/v1/audit?subject={made['id']}").json()["events"]
+    kinds = [one["kind"] for one in listed]
+    assert kinds == ["lease-ending", "lease-extended", "lease-ending", "allocated"]
+    assert [one["actor"] for one in listed[::2]] == ["clock"] * 2
+
+    async def seen(token: str, count: int) -> list[str]:
+        async with busy.stream("/v1/events?after=0", token=token) as reader:
+            return [(await reader.event())["event"] for _ in range(count)]
+
+    assert busy.run(seen(mine, 6))[2:] == kinds[::-1]
+    busy.place(token=other)
+    assert busy.run(seen(other, 3))[2:] == ["allocated"]
+
+
 def test_filters_and_pages(busy: Harness) -> None:
     token = busy.tenant("acme")
     ids = [busy.place("1g.10gb", labels={"n": str(n % 2), "all": "x:y"})["id"] for n in range(4)]
@@ -181,7 +242,7 @@ def test_filters_and_pages(busy: Harness) -> None:
 
     assert set(listed("")) == {*ids, own}
     assert listed("tenant=acme") == [own]
-    assert listed("tenant=nobody") == []
+    assert listed("tenant=unknown") == []
     assert listed("profile=2g.20gb") == [own]
     assert set(listed("label=n:1&label=all:x:y")) == {ids[1], ids[3]}
     assert listed("label=n:0&label=n:1") == listed("label=n:1&label=n:0") == []
@@ -294,9 +355,9 @@ def test_a_tenant_acts_for_itself_only(busy: Harness) -> None:
     token = busy.tenant("acme")
     assert busy.place(token=token)["tenant"] == "acme"
     assert busy.place(token=token, tenant="acme")["tenant"] == "acme"
-    for other in ("default", "nobody"):
+    for other in ("default", "unknown"):
         answer = busy.post("/v1/allocations", {"profile": "1g.10gb", "tenant": other}, token=token)
         assert answer.status_code == 403
     assert busy.place(tenant="acme")["tenant"] == "acme"
-    answer = busy.post("/v1/allocations", {"profile": "1g.10gb", "tenant": "nobody"})
+    answer = busy.post("/v1/allocations", {"profile": "1g.10gb", "tenant": "unknown"})
     assert answer.status_code == 404

@@ -488,14 +488,15 @@ def test_a_pod_without_room_is_not_bound(cluster: Cluster) -> None:
 
 
 def test_queued_requests_come_first(tmp_path: Path) -> None:
-    cluster = open_cluster(tmp_path, backfill=0)
+    cluster = open_cluster(tmp_path)
     cluster.node(gpus=1)
-    cluster.place("1g.10gb")
+    held = cluster.place("7g.80gb")
     waits = cluster.post("/v1/allocations", {"profile": "7g.80gb", "wait_seconds": 60})
     assert waits.status_code == 202
     pod = cluster.pods.add(pod_object("p", container(g1=2)))
-    assert cluster.bind(pod, "n1") == ("another request waits for room ahead of 1g.10gb")
-    assert len(cluster.living()) == 2
+    cluster.delete(f"/v1/allocations/{held['id']}")
+    assert "no GPU has enough free for 1g.10gb" in cluster.bind(pod, "n1")
+    assert len(cluster.living()) == 1
     cluster.delete(f"/v1/allocations/{waits.json()['id']}")
     assert cluster.bind(pod, "n1") == ""
     cluster.close()
@@ -782,7 +783,7 @@ def test_allocations_of_a_pod_that_was_never_bound_are_released(
     assert len(cluster.living()) == 3, "a binding may still be under way"
     cluster.clock.now += 60
     cluster.wait_for(lambda: len(cluster.service.context.state.allocations) == 1)
-    assert cluster.living()[0]["labels"] == theirs, "which is somebody else's business"
+    assert cluster.living()[0]["labels"] == theirs, "which another client wrote"
 
 
 def test_pods_are_retried_when_there_is_room(cluster: Cluster) -> None:
@@ -1035,7 +1036,7 @@ def test_a_client_certificate_replaces_the_token(tmp_path: Path) -> None:
         found = {
             "scheduler": await ask(url, "scheduler"),
             "kubelet": await ask(url, "kubelet"),
-            "nobody": await ask(url, None),
+            "no certificate": await ask(url, None),
             "scheduler elsewhere": await ask(url, "scheduler", "/v1/tenants"),
         }
         with pytest.raises(httpx.TransportError):
@@ -1047,7 +1048,7 @@ def test_a_client_certificate_replaces_the_token(tmp_path: Path) -> None:
     assert asyncio.run(run()) == {
         "scheduler": 200,
         "kubelet": 401,
-        "nobody": 401,
+        "no certificate": 401,
         "scheduler elsewhere": 401,
     }
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slicewise.control.answers import RefusedError
-from slicewise.server.framing import ChunkedBody, Head, SizedBody, read_head
+from slicewise.server.framing import ChunkedBody, RequestHead, SizedBody, read_head
 
 LIMIT = 1 << 14
 HEAD = b"POST /v1/x?a=b HTTP/1.1\r\nHost: x\r\nX-A: \t b c \t\r\nContent-Length: 5\r\n\r\n"
@@ -21,7 +21,7 @@ def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
     return [data[a:b] for a, b in itertools.pairwise(places)]
 
 
-def head_of(data: bytes, cuts: list[int]) -> Head | None:
+def head_of(data: bytes, cuts: list[int]) -> RequestHead | None:
     """The head as a connection reads it, piece by piece."""
     come, seen = b"", 0
     for piece in pieces(data, cuts):

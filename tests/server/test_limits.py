@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from tests.server.harness import Harness
 
@@ -263,6 +264,36 @@ def test_the_queued_requests_of_a_tenant_are_limited(tmp_path: Path) -> None:
         harness.node(gpus=4)  # all are placed, so others may wait
         assert harness.post("/v1/allocations", body, token=token).status_code == 201
         assert harness.get("/v1/tenants/acme").json()["usage"]["waiting"] == 0
+    finally:
+        harness.close()
+
+
+def test_the_lines_of_a_tenant_are_limited(tmp_path: Path) -> None:
+    harness = Harness(tmp_path, {"lines_per_tenant": 2})
+    try:
+        harness.node(gpus=1)
+        harness.place("7g.80gb")
+        token, other = harness.tenant("acme"), harness.tenant("other")
+
+        def asked(count: int, token: str) -> httpx.Response:
+            body = {"profile": "1g.10gb", "count": count, "wait_seconds": 60}
+            run = harness.post("/v1/allocations/dry-run", body, token=token).json()
+            answer = harness.post("/v1/allocations", body, token=token)
+            assert (run["outcome"] == "queued") == (answer.status_code == 202)
+            return answer
+
+        first, *rest = [asked(count, token) for count in (1, 2, 1, 2)]
+        assert {one.status_code for one in (first, *rest)} == {202}
+        refused = asked(3, token)
+        assert (refused.status_code, refused.json()["reason"]) == (409, "quota")
+        assert refused.json()["detail"] == (
+            "tenant 'acme' has queued requests of 2 kinds, and the limit is 2: "
+            "ask for instances as in one of these, or cancel one"
+        )
+        assert asked(3, other).status_code == 202
+        for one in (first, rest[1]):  # the line is gone with the last of its requests
+            assert harness.delete(f"/v1/allocations/{one.json()['id']}").status_code == 200
+        assert asked(3, token).status_code == 202
     finally:
         harness.close()
 

@@ -106,8 +106,26 @@ def test_the_life_of_a_tenant(busy: Harness) -> None:
     assert changed.json()["quota"]["memory_slices"] == 3
     changed = busy.call("PATCH", "/v1/tenants/acme", {"quota": {"max_priority": 0}})
     assert changed.json()["quota"]["memory_slices"] == 3
-    answer = busy.post("/v1/allocations", {"profile": "1g.10gb", "priority": 1}, token=token)
+    terms = {"default_lease_seconds": 60, "max_lease_seconds": 3600, "weight": 2.5}
+    changed = busy.call("PATCH", "/v1/tenants/acme", {"quota": terms})
+    assert changed.json()["quota"] == {"memory_slices": 3} | terms
+    for guarantee in (4, None, -1):
+        body = {"quota": {"guarantee": guarantee}}
+        answer = busy.call("PATCH", "/v1/tenants/acme", body)
+        assert (answer.status_code, answer.json()["field"]) == (400, "quota.guarantee")
+    changes = {"quota": {"default_lease_seconds": 3601.5}}
+    answer = busy.call("PATCH", "/v1/tenants/acme", changes)
+    assert (answer.status_code, answer.json()["detail"]) == (
+        400,
+        "the default lease of 3601.5 seconds exceeds the maximum of 3600: "
+        "lower default_lease_seconds, or raise max_lease_seconds",
+    )
+    wanted = {"profile": "1g.10gb", "lease_seconds": 3601}
+    answer = busy.post("/v1/allocations", wanted, token=token)
     assert (answer.status_code, answer.json()["reason"]) == (409, "quota")
+    assert (
+        answer.json()["detail"] == "a lease of tenant 'acme' lasts at most 3600 seconds, not 3601"
+    )
     assert busy.delete("/v1/tenants/acme").status_code == 409
     busy.delete(f"/v1/allocations/{identity}")
     assert busy.delete("/v1/tenants/acme").status_code == 200
@@ -151,7 +169,7 @@ def test_the_life_of_a_token(harness: Harness) -> None:
     ("body", "status"),
     [
         ({"role": "tenant"}, 400),
-        ({"role": "tenant", "tenant": "nobody"}, 404),
+        ({"role": "tenant", "tenant": "unknown"}, 404),
         ({"role": "admin", "tenant": "default"}, 400),
         ({"role": "agent"}, 400),
         ({"role": "operator", "node": "n1"}, 400),

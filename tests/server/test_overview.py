@@ -26,7 +26,7 @@ from slicewise.journal.entries import (
 )
 from slicewise.policies import ranking
 from slicewise.server.auth import Caller
-from slicewise.server.capacity import Capacity
+from slicewise.server.capacity import FreeCapacity
 from slicewise.server.cluster_views import gpu_views
 
 
@@ -45,7 +45,7 @@ def test_totals_of_the_cluster(busy: Harness) -> None:
     answer = busy.get("/v1/cluster").json()
     assert (answer["gpus"], answer["active_gpus"], answer["instances"]) == (3, 1, 1)
     assert (answer["slices"], answer["free_slices"]) == (20, 16)
-    assert answer["policy"] == "least-lost"
+    assert answer["policy"] == "rehearsed"
     a30, a100 = sorted(answer["models"], key=lambda use: use["slices"])
     assert (a30["model"], a30["free_slices"]) == ("A30-24GB", 4)
     assert (a100["model"], a100["free_slices"]) == ("A100-80GB", 12)
@@ -83,7 +83,7 @@ def test_capacity_equals_a_count(steps: list[tuple[str, bool]], cordoned: bool) 
     def enter(entry: object) -> None:
         state.apply(Row(state.seq + 1, 0, "", entry))  # type: ignore[arg-type]
 
-    capacity = Capacity(state)
+    capacity = FreeCapacity(state)
     assert capacity.models() == ()
     for model, nodes in (("A100-80GB", ("a", "gone", "c")), ("A30-24GB", ("b",))):
         enter(ModelEntered(record_of(load_geometry(model))))
@@ -141,11 +141,11 @@ def test_a_dry_run_predicts_the_placement(busy: Harness) -> None:
     body = answer.json()
     assert busy.get("/v1/cluster?gpus=true").json() == before
     assert body["outcome"] == "placed"
-    assert body["policy"] == "least-lost"
+    assert body["policy"] == "rehearsed"
     (spot,) = body["instances"]
     assert body["cost"]["placements_lost"] > 0
     assert body["alternatives"]
-    assert all("least-lost" in other["why"] for other in body["alternatives"])
+    assert all("rehearsed" in other["why"] for other in body["alternatives"])
     assert [choice["policy"] for choice in body["policies"]] == ["mfi", "worst-fit"]
     assert body["policies"][1]["spot"]["gpu"] != spot["gpu"]
     placed = busy.place("3g.40gb")
@@ -202,12 +202,13 @@ def test_a_dry_run_gives_the_answer_of_the_request(busy: Harness) -> None:
 
 
 def test_a_dry_run_checks_quotas(busy: Harness) -> None:
-    token = busy.tenant("acme", memory_slices=2, max_priority=0)
+    token = busy.tenant("acme", memory_slices=2, max_lease_seconds=60)
     run = "/v1/allocations/dry-run"
     assert busy.post(run, {"profile": "1g.10gb"}, token=token).json()["outcome"] == "placed"
     for body in (
         {"profile": "3g.40gb"},
-        {"profile": "1g.10gb", "priority": 1},
+        {"profile": "1g.10gb", "lease_seconds": 61},
+        {"profile": "1g.10gb", "lease_seconds": 61, "wait_seconds": 60},
         {"need": {"compute": 1, "memory_gb": 1}, "count": 3},
     ):
         answer = busy.post(run, body, token=token).json()
@@ -224,7 +225,7 @@ def test_invalid_dry_runs_are_refused(busy: Harness) -> None:
     assert busy.post(f"{run}?policy=peer-volcano", {"profile": "1g.10gb"}).status_code == 400
     assert busy.post(f"{run}?alternatives=99", {"profile": "1g.10gb"}).status_code == 400
     assert busy.post(run, {}).status_code == 400
-    assert busy.post(run, {"profile": "1g.10gb", "tenant": "nobody"}).status_code == 404
+    assert busy.post(run, {"profile": "1g.10gb", "tenant": "unknown"}).status_code == 404
     body = busy.post(f"{run}?alternatives=0", {"profile": "1g.10gb"}).json()
     assert body["alternatives"] == []
 
@@ -322,5 +323,5 @@ def test_models_and_policies(busy: Harness) -> None:
     refused = [model for model in models.values() if model["refusal"]]
     assert all(model["profiles"] == [] for model in refused)
     policies = {p["name"]: p["in_use"] for p in busy.get("/v1/policies").json()["policies"]}
-    assert [name for name, used in policies.items() if used] == ["least-lost"]
+    assert [name for name, used in policies.items() if used] == ["rehearsed"]
     assert "mfi" in policies

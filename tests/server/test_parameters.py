@@ -8,7 +8,7 @@ import pytest
 from msgspec import Meta
 
 from slicewise.control.answers import RefusedError
-from slicewise.server.requests import Query, Request
+from slicewise.server.requests import HttpRequest, Query
 from slicewise.server.routes.table import ROUTES
 
 
@@ -30,7 +30,7 @@ def read(query: str) -> Everything:
         raise AssertionError("a query is read without the body")
 
     scope = {"method": "GET", "path": "/", "headers": [], "query_string": query.encode()}
-    return Request(scope, nothing_comes, 0).query(Everything)
+    return HttpRequest(scope, nothing_comes, 0).query(Everything)
 
 
 @pytest.mark.parametrize(
@@ -98,4 +98,4 @@ def test_the_parameters_of_every_route_can_be_decoded() -> None:
     for kind in {route.query for route in ROUTES if route.query is not None}:
         scope = {"method": "GET", "path": "/", "headers": [], "query_string": b"other=1"}
         with pytest.raises(RefusedError, match="unknown field `other`"):
-            Request(scope, None, 0).query(kind)  # type: ignore[arg-type]  # nothing is received
+            HttpRequest(scope, None, 0).query(kind)  # type: ignore[arg-type]  # nothing is received

@@ -64,7 +64,7 @@ def test_answered_submissions_are_released(harness: Harness) -> None:
 
 async def ask(harness: Harness, command: Command) -> Outcome:
     """Submit a command, as handlers do."""
-    return await harness.service.runtime.submit(command, internal("somebody"))
+    return await harness.service.runtime.submit(command, internal("another"))
 
 
 def restarted(harness: Harness) -> Harness:
@@ -570,7 +570,7 @@ def test_a_failing_policy_fails_one_request(
 ) -> None:
     def score(self: object, gpu: object, profile: Profile, *rest: object) -> Any:
         if profile.name == "2g.20gb":
-            raise ZeroDivisionError("somebody else's mistake")
+            raise ZeroDivisionError("another task's mistake")
         return right(self, gpu, profile, *rest)
 
     right: Any = LeastLost.score
@@ -580,10 +580,10 @@ def test_a_failing_policy_fails_one_request(
         answer = busy.post("/v1/allocations", {"profile": "2g.20gb", "wait_seconds": wait}, key="k")
         assert answer.status_code == 500
         assert answer.json()["detail"] == (
-            "policy 'least-lost' failed on this request, and nothing was changed: see the log"
+            "policy 'rehearsed' failed on this request, and nothing was changed: see the log"
         )
     assert caplog.text.count("policy failed") == 1
-    assert "somebody else's mistake" in caplog.text
+    assert "another task's mistake" in caplog.text
     busy.ticks += 1
     assert busy.post("/v1/allocations", {"profile": "2g.20gb"}).status_code == 500
     assert caplog.text.count("policy failed") == 2

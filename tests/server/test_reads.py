@@ -29,7 +29,7 @@ from slicewise.control.state import State
 from slicewise.control.views import node_view
 from slicewise.journal.entries import QuotaRecord, Role, TenantRef, TokenIssued, Want
 from slicewise.server.auth import Caller
-from slicewise.server.capacity import Capacity
+from slicewise.server.capacity import FreeCapacity
 from slicewise.server.cluster_views import MAX_SCOPES, ClusterJson, cluster_view, gpu_views
 
 STATES = ("queued", "placed", "creating", "active", "releasing")
@@ -48,8 +48,10 @@ def bearer(tenant: TenantRef | None) -> Caller:
 def plain(state: State, caller: Caller, devices: bool, history: str = "") -> bytes:
     """The cluster in one go: what the snapshot keeps in pieces."""
     nodes = sorted(state.nodes.values(), key=lambda node: node.name)
-    view = cluster_view(state, Capacity(state), history)
+    view = cluster_view(state, FreeCapacity(state), history)
+    queued = (record for record in state.allocations.values() if record.state == "queued")
     fields = {name: getattr(view, name) for name in view.__struct_fields__} | {
+        "waiting": sum(caller.sees(record.tenant) for record in queued),
         "nodes": tuple(node_view(state, node) for node in nodes),
         "devices": tuple(gpu for node in nodes for gpu in gpu_views(state, node, caller))
         if devices
@@ -96,7 +98,7 @@ def test_index_and_cluster_json_equal_the_state(seed: int, steps: int) -> None:
         box.hello(office)
     watch = Watch(office, index=AllocationIndex())
     state = watch.state
-    cluster = ClusterJson(state, Capacity(state))
+    cluster = ClusterJson(state, FreeCapacity(state))
     for _ in range(steps):
         office.now += rng.choice([0, 1, 5])
         what = rng.random()
@@ -158,7 +160,7 @@ def test_unused_scopes_are_dropped() -> None:
     office.tenant("acme")
     office.node("n", 1, A100)
     state = office.state
-    cluster = ClusterJson(state, Capacity(state))
+    cluster = ClusterJson(state, FreeCapacity(state))
     for number in range(3 * MAX_SCOPES):
         caller = bearer(ref(f"tenant-{number}"))
         assert encoded(cluster, caller, True) == plain(state, caller, True)

@@ -13,11 +13,12 @@ ALL = {"admin", "operator", "tenant", "agent", "read-only", "read-only of a tena
 LOOK = ALL - {"agent"}
 USE = {"admin", "operator", "tenant"}
 STAFF = {"admin", "operator"}
-OPEN = ALL | {"nobody"}
+OPEN = ALL | {"stranger"}
 
 MAY: dict[str, set[str]] = {
     "createAllocation": USE,
     "releaseAllocation": USE,
+    "extendLease": USE,
     "getAllocation": LOOK,
     "listAllocations": LOOK,
     "createAllocations": USE,
@@ -48,6 +49,7 @@ MAY: dict[str, set[str]] = {
     "whoami": ALL,
     "getCluster": LOOK,
     "getStats": LOOK,
+    "getPolicy": LOOK,
     "listModels": ALL,
     "listPolicies": ALL,
     "planDefrag": {"admin", "operator", "read-only"},
@@ -71,7 +73,7 @@ def test_every_route_is_in_the_matrix() -> None:
 
 def tokens(harness: Harness) -> dict[str, str | None]:
     own = harness.tenant("acme")
-    made: dict[str, str | None] = {"nobody": None, "tenant": own}
+    made: dict[str, str | None] = {"stranger": None, "tenant": own}
     for role in (Role.ADMIN, Role.OPERATOR, Role.READ_ONLY):
         made[str(role)] = harness.token(role)
     made["agent"] = harness.token("agent", node="n1")
@@ -93,7 +95,7 @@ def test_roles_of_every_route(busy: Harness, route: Route) -> None:
         )
         if who in MAY[route.name]:
             assert answer.status_code not in (401, 403), (who, answer.text)
-        elif who == "nobody":
+        elif who == "stranger":
             assert answer.status_code == 401, answer.text
             assert answer.headers["www-authenticate"].startswith("Bearer")
         else:
@@ -126,6 +128,10 @@ def test_resources_of_other_tenants_are_hidden(busy: Harness) -> None:
         for key in (None, f"key-{identity}"):
             answer = busy.delete(f"/v1/allocations/{identity}", token=other, key=key)
             assert answer.status_code == 404
+            path, body = f"/v1/allocations/{identity}/extend", {"lease_seconds": 60}
+            answer = busy.post(path, body, token=other, key=key and f"{key}-more")
+            assert answer.status_code == 404
+            assert answer.json()["detail"] == unknown.json()["detail"].replace("unknown", identity)
     assert busy.get(f"/v1/allocations/{living}", token=mine).json()["state"] == "placed"
     assert busy.get("/v1/tenants/acme", token=other).status_code == 404
     for path in ("/v1/cluster?gpus=true", "/v1/nodes/n1", "/v1/allocations", "/v1/queue"):

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from tests.e2e.server import PATIENCE_SECONDS
 from tests.server.harness import Clock
 
 from slicewise.config.settings import Settings
@@ -251,6 +252,37 @@ def test_a_client_that_does_not_read_is_disconnected(
                     SetTenant(f"t{number}", QuotaRecord(), new=True), internal("x" * 1000)
                 )
             await asyncio.sleep(0.01)
+
+    visited(tmp_path, visit)
+
+
+def test_a_client_that_leaves_a_small_answer_unread_is_disconnected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel holds most of its answers, and the service the small rest."""
+    monkeypatch.setattr(protocol, "UNREAD_SECONDS", 0.05)
+    ended = asyncio.Event()
+    made: list[asyncio.Transport] = []
+
+    class Watched(protocol.GuardedProtocol):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            made.append(transport)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            ended.set()
+
+    monkeypatch.setattr(protocol, "GuardedProtocol", Watched)
+
+    async def visit(visitor: Visitor) -> None:
+        _, writer = await visitor.connect()
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        while not made or not made[0].get_write_buffer_size():
+            writer.write(b"GET /v1/models HTTP/1.1\r\n" + visitor.head + b"\r\n")
+            await asyncio.sleep(0.001)
+        assert made[0].get_write_buffer_size() < 1 << 16
+        await asyncio.wait_for(ended.wait(), PATIENCE_SECONDS)
 
     visited(tmp_path, visit)
 

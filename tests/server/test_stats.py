@@ -17,7 +17,7 @@ from slicewise.journal.entries import (
     Want,
 )
 from slicewise.server import recent_stats
-from slicewise.server.recent_stats import RecentStats, Tally
+from slicewise.server.recent_stats import Counts, RecentStats
 
 
 def stats(harness: Harness, query: str = "", **options: Any) -> Any:
@@ -161,8 +161,8 @@ def test_samples_and_rejections_are_bounded(
     samples = kept.samples(1000)
     assert len(samples) == 6  # including the current interval
     assert [len(sample.by_tenant) for sample in samples] == [0, 0, 0, 3, 3, 0]
-    assert sum(sample.tally.accepted for sample in samples) == 10
-    assert samples[0].of(ref("x")) == Tally()  # dropped
+    assert sum(sample.counts.accepted for sample in samples) == 10
+    assert samples[0].of(ref("x")) == Counts()  # dropped
     assert samples[3].of(ref("x")).accepted == 1
     assert [one.seq for one in kept.rejections(None, 10)] == [23, 20, 17]
 

@@ -18,7 +18,7 @@ from slicewise.control.commands import (
     RevokeToken,
     Uncordon,
 )
-from slicewise.control.ports import Kept, Key
+from slicewise.control.ports import IdempotencyKey, Kept
 from slicewise.control.snapshot import Snapshot, snapshot_of
 from slicewise.journal.entries import Role, Seconds
 from slicewise.store.sql import SqlStore
@@ -34,7 +34,7 @@ class Busy:
         self.chance = random.Random(seed)
         self.office = ControlPlane()
         self.office.now = START
-        self.answers: list[tuple[Key, Kept, Seconds]] = []
+        self.answers: list[tuple[IdempotencyKey, Kept, Seconds]] = []
         self.snapshots: dict[int, Snapshot] = {}
         self._placed: list[str] = []
         self._tokens: list[str] = []
@@ -96,7 +96,7 @@ class Busy:
 
     def _keep(self, status: int, body: object) -> None:
         if status in (201, 202, 409):
-            key = Key("acme", f"key {len(self.office.rows)} {self.chance.random()}")
+            key = IdempotencyKey("acme", f"key {len(self.office.rows)} {self.chance.random()}")
             kept = Kept("digest", Answer(status, msgspec.json.encode(body)))
             self.answers.append((key, kept, self.office.now))
 

@@ -191,8 +191,8 @@ def test_an_unreachable_server() -> None:
 
 def test_a_missing_database(server: PostgresServer) -> None:
     url = server.database()
-    with pytest.raises(StoreError, match='database "nobody" does not exist'):
-        PostgresStore(url.rpartition("/")[0] + "/nobody")
+    with pytest.raises(StoreError, match='database "unknown" does not exist'):
+        PostgresStore(url.rpartition("/")[0] + "/unknown")
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from tests.store.busy import START, fill
 from tests.tenants import ref
 
 from slicewise.control.answers import Answer
-from slicewise.control.ports import Kept, Key, StoreError
+from slicewise.control.ports import IdempotencyKey, Kept, StoreError
 from slicewise.core.errors import SlicewiseError
 from slicewise.journal.entries import Row, TenantSet
 from slicewise.lockfile import InUseError
@@ -52,7 +52,9 @@ def test_a_commit_of_any_size(tmp_path: Path) -> None:
     first = 1
     for count in (1, 54, 55, 56, 110, 111, 112, 250):
         some = rows(first, count)
-        answers = {Key("t", f"k{row.seq}"): Kept("d", Answer(201, b"{}")) for row in some}
+        answers = {
+            IdempotencyKey("t", f"k{row.seq}"): Kept("d", Answer(201, b"{}")) for row in some
+        }
         store.append(epoch, some, [(key, kept, START) for key, kept in answers.items()])
         assert store.rows(first - 1, 1000) == some
         assert store.answers(list(answers)) == answers

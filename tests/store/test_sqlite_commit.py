@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.tenants import ref
 
 from slicewise.control.answers import Answer
-from slicewise.control.ports import FencedError, Kept, Key, StoreError
+from slicewise.control.ports import FencedError, IdempotencyKey, Kept, StoreError
 from slicewise.journal.entries import Row, TenantSet
 from slicewise.store import open_store
 from slicewise.store.sqlite import _INSERT_ANSWERS, _INSERT_ROWS, SqliteStore, _insert
@@ -88,7 +88,7 @@ def test_a_refused_commit_changes_nothing_and_the_store_stays_usable(
     assert isinstance(store, SqliteStore)
     epoch = store.lead("me", "", 3600)
     assert epoch is not None
-    kept = (Key("t", "k"), Kept("d", Answer(201, b"{}")), START)
+    kept = (IdempotencyKey("t", "k"), Kept("d", Answer(201, b"{}")), START)
     store.append(epoch, some(1, count), [kept])
     with pytest.raises(FencedError, match=f"epoch {epoch - 1} is over"):
         store.append(epoch - 1, some(count + 1, count), [])
@@ -101,7 +101,7 @@ def test_a_refused_commit_changes_nothing_and_the_store_stays_usable(
     assert store.last_seq() == count
     assert store.span().last == count
     assert [row.seq for row in store.contents().rows()] == list(range(1, count + 1))
-    store.append(epoch, [], [(Key("t", "other"), *kept[1:])])  # a refusal has no row
+    store.append(epoch, [], [(IdempotencyKey("t", "other"), *kept[1:])])  # a refusal has no row
     store.append(epoch, some(count + 1, 1), [])
     answers = list(store.contents().answers())
     assert [(one.key, one.seq) for one in answers] == [("k", count), ("other", count)]

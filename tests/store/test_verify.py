@@ -34,7 +34,7 @@ from slicewise.journal.entries import (
 )
 from slicewise.store import open_store, verify
 from slicewise.store.checksums import checksum, link
-from slicewise.store.contents import Head, StoredAnswer, StoredRow, StoredSnapshot
+from slicewise.store.contents import JournalHead, StoredAnswer, StoredRow, StoredSnapshot
 from slicewise.store.occupancy import Occupancy
 from slicewise.store.sql import SqlStore
 from slicewise.store.sqlite import DATABASE
@@ -101,7 +101,7 @@ class Papers:
         snapshot = self.kept_snapshots[0]
         self.kept_rows = self.kept_rows[snapshot.seq :]
         fields = (self.head.history, self.head.former, snapshot.seq, snapshot.chain)
-        self.head = Head(*fields, checksum(*fields), self.head.seq, self.head.chain)
+        self.head = JournalHead(*fields, checksum(*fields), self.head.seq, self.head.chain)
         return self
 
     def seal(self) -> None:
@@ -142,7 +142,7 @@ def test_an_intact_store_is_clean(good: SqlStore, papers: Papers) -> None:
     assert (report.rows, report.snapshots) == (600, 2)
     assert report.answers == len(papers.kept_answers) > 100
     kinds = {json.loads(row.data)["kind"] for row in papers.kept_rows}
-    assert kinds >= {"moved", "served", "overtaken", "node-removed", "token-revoked", "rejected"}
+    assert kinds >= {"moved", "served", "node-removed", "token-revoked", "rejected"}
 
 
 def test_an_empty_store_is_clean(store: SqlStore) -> None:
@@ -209,7 +209,7 @@ DAMAGE: dict[str, tuple[Callable[[Papers], object], str]] = {
         lambda p: p.stamp(10, epoch=2).lead_until(5),
         "entry 12 was written in epoch 1, after entries of epoch 2",
     ),
-    "an epoch nobody led": (
+    "an epoch without a leader": (
         lambda p: p.stamp(599, epoch=7),
         "written in epoch 7, and the last epoch is 1",
     ),
@@ -231,7 +231,7 @@ DAMAGE: dict[str, tuple[Callable[[Papers], object], str]] = {
         "entry 31 cannot be read",
     ),
     "an entry filed under another tenant": (
-        lambda p: p.stamp(40, filed=("allocated", "somebody", "a1")),
+        lambda p: p.stamp(40, filed=("allocated", "another", "a1")),
         "entry 41 is filed under",
     ),
     "two instances overlap": (swap_place, "overlaps"),
@@ -271,7 +271,7 @@ DAMAGE: dict[str, tuple[Callable[[Papers], object], str]] = {
     ),
     "an allocation that is created twice": (create_twice, "placed a second time"),
     "an allocation ends that never was": (
-        lambda p: p.change(p.first("ended"), lambda e: e["allocation"].update(id="a-nobody")),
+        lambda p: p.change(p.first("ended"), lambda e: e["allocation"].update(id="a-unknown")),
         "ends as something else than it was",
     ),
     "an allocation ends as another tenant's": (
@@ -288,8 +288,8 @@ DAMAGE: dict[str, tuple[Callable[[Papers], object], str]] = {
         ),
         "ends with other instances than it had",
     ),
-    "somebody is served who does not wait": (
-        lambda p: p.change(p.first("served"), lambda e: e.update(allocation="a-nobody")),
+    "a served request did not wait": (
+        lambda p: p.change(p.first("served"), lambda e: e.update(allocation="a-unknown")),
         "cannot be applied",
     ),
     "something moves that is not there": (
@@ -348,9 +348,9 @@ DAMAGE: dict[str, tuple[Callable[[Papers], object], str]] = {
     ),
     "an answer with an unknown allocation": (
         lambda p: p.kept_answers.append(
-            StoredAnswer("acme", "k", "d", 201, '{"id":"a-nobody"}', START, 600, b"")
+            StoredAnswer("acme", "k", "d", 201, '{"id":"a-unknown"}', START, 600, b"")
         ),
-        "contains a-nobody, which is not in the journal",
+        "contains a-unknown, which is not in the journal",
     ),
     "a batch answer with an unknown allocation": (
         lambda p: p.kept_answers.append(
@@ -411,9 +411,9 @@ def test_wrong_usage_in_the_state_is_found(papers: Papers, monkeypatch: pytest.M
     """The usage is computed without the state."""
     charge = AllocationEntries._charge
 
-    def miscount(self: AllocationEntries, tenant: Any, part: Part, sign: int) -> None:
-        charge(self, tenant, part, sign)
-        tenant.usage.memory_slices += sign
+    def miscount(self: AllocationEntries, record: Any, part: Part, sign: int) -> None:
+        charge(self, record, part, sign)
+        self._tenant(record).usage.memory_slices += sign
         self._state.nodes[part.node].instances += sign
 
     monkeypatch.setattr(AllocationEntries, "_charge", miscount)

@@ -170,7 +170,7 @@ DAMAGE: dict[str, tuple[Callable[[Papers], object], str]] = {
     ),
     "something is gone that is not there": (
         lambda p: p.change(
-            p.first("part-turned", of_phase("gone")), lambda e: e.update(allocation="a-nobody")
+            p.first("part-turned", of_phase("gone")), lambda e: e.update(allocation="a-unknown")
         ),
         "is gone and is not there",
     ),

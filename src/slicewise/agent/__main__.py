@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from slicewise.agent.agent import Options, run
+from slicewise.agent.agent import AgentOptions, run
 from slicewise.agent.discovery import discover
 from slicewise.agent.nvml import Nvml
 from slicewise.core.errors import SlicewiseError
@@ -25,9 +25,9 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--server", metavar="URL", help="the service; separate several addresses with commas")
     add("--token-file", metavar="FILE", type=Path, help="file with this node's token")
-    add("--state", metavar="DIR", type=Path, default=Options.state,
+    add("--state", metavar="DIR", type=Path, default=AgentOptions.state,
         help="folder for the agent's records")  # fmt: skip
-    add("--cdi", metavar="DIR", type=Path, default=Options.cdi,
+    add("--cdi", metavar="DIR", type=Path, default=AgentOptions.cdi,
         help="folder for CDI specifications")  # fmt: skip
     add("--enable-mig", metavar="UUID", action="append", default=[],
         help="enable MIG mode on this GPU; may be repeated")  # fmt: skip
@@ -92,7 +92,9 @@ def run_agent(
             "--token-file FILE is required: a token of role agent, issued by `slicewise tokens`"
         )
     _configure_logging(json_logs)
-    options = Options(server, token_file, state, cdi, tuple(enable_mig), ca, tuple(ignore_manager))
+    options = AgentOptions(
+        server, token_file, state, cdi, tuple(enable_mig), ca, tuple(ignore_manager)
+    )
     return run(options, Nvml)
 
 

@@ -25,11 +25,11 @@ from slicewise.agent.driver import Driver, DriverError
 from slicewise.agent.exclusivity import NodeLock, other_managers
 from slicewise.agent.health import Health
 from slicewise.agent.mig_mode import MigModeSwitch
-from slicewise.agent.node_state import DriverChangedError, GpuIndex, Node
+from slicewise.agent.node_state import DriverChangedError, GpuIndex, NodeState
 from slicewise.agent.reconciler import Phase, Reconciler
 from slicewise.agent.record import Record
 from slicewise.agent.reports import hello, report, without_measurements
-from slicewise.agent.service_client import Service
+from slicewise.agent.service_client import ServiceAddress
 from slicewise.agent.session import Intervals, Session
 from slicewise.core.errors import SlicewiseError
 
@@ -49,7 +49,7 @@ EXIT_OK, EXIT_RESTART, EXIT_SUPERSEDED = 0, 1, 3
 
 
 @dataclass(frozen=True)
-class Options:
+class AgentOptions:
     """The options of an agent."""
 
     server: str
@@ -67,7 +67,7 @@ class DriverLoop:
 
     def __init__(
         self,
-        node: Node,
+        node: NodeState,
         reconciler: Reconciler,
         mig_mode: MigModeSwitch,
         boot: str,
@@ -204,10 +204,10 @@ def agent_version() -> str:
 
 
 def run(
-    options: Options, open_driver: Callable[[], Driver], stop: threading.Event | None = None
+    options: AgentOptions, open_driver: Callable[[], Driver], stop: threading.Event | None = None
 ) -> int:
     """Run the agent until it is stopped, and return the exit status."""
-    service = Service.parse(options.server, options.token_file, options.ca)
+    service = ServiceAddress.parse(options.server, options.token_file, options.ca)
     lock = NodeLock(options.state, boot_id_file())
     try:
         find_managers = partial(other_managers, options.ignore_managers, host_root())
@@ -228,14 +228,14 @@ def run(
 
 
 def _prepare(
-    options: Options, driver: Driver, find_managers: Callable[[], list[str]]
+    options: AgentOptions, driver: Driver, find_managers: Callable[[], list[str]]
 ) -> DriverLoop:
     """Read the record and the GPUs; raise if the agent cannot work on this node."""
     boot = boot_id()
     record = Record(options.state, boot)
     if record.warning:
         _log.warning("%s", record.warning)
-    node = Node(driver, GpuIndex(options.state), Health(options.state, boot))
+    node = NodeState(driver, GpuIndex(options.state), Health(options.state, boot))
     node.refresh()
     if not node.gpus:
         raise SlicewiseError(node.list_error or "the driver lists no GPU on this node")
@@ -252,7 +252,9 @@ def _prepare(
     return DriverLoop(node, reconciler, mig_mode, boot, time.monotonic, find_managers)
 
 
-def _run(loop: DriverLoop, service: Service, intervals: Intervals, stop: threading.Event) -> int:
+def _run(
+    loop: DriverLoop, service: ServiceAddress, intervals: Intervals, stop: threading.Event
+) -> int:
     """Run the driver loop and the session until one of them ends or a signal arrives."""
     outcome: list[tuple[int, str]] = []
 

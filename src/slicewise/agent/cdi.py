@@ -42,11 +42,6 @@ _DEVICES = ("/dev/nvidiactl",)
 _OPTIONAL_DEVICES = ("/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 
 
-def device_name(uuid: str) -> str:
-    """The CDI name of an instance, as given to a container runtime."""
-    return f"{KIND}={uuid}"
-
-
 @dataclass
 class Cdi:
     """The folder with the CDI files of this node's instances."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from slicewise.agent.record import Key
+from slicewise.agent.record import InstanceKey
 from slicewise.core.errors import SlicewiseError
 
 T = TypeVar("T")
@@ -29,11 +29,13 @@ class DesiredInstance:
     present: bool
     uuid: str = ""
     """The UUID known to the service; the instance with this UUID matches, whatever created it."""
+    notice: str = ""
+    """When it becomes absent because its slices are reclaimed; empty if no time is known."""
 
     @property
-    def key(self) -> Key:
+    def key(self) -> InstanceKey:
         """The place of the instance."""
-        return Key(self.gpu, self.profile, self.start)
+        return InstanceKey(self.gpu, self.profile, self.start)
 
     @property
     def part(self) -> tuple[str, int]:
@@ -51,9 +53,9 @@ class Eviction:
     uuid: str
 
     @property
-    def key(self) -> Key:
+    def key(self) -> InstanceKey:
         """The place of the instance."""
-        return Key(self.gpu, self.profile, self.start)
+        return InstanceKey(self.gpu, self.profile, self.start)
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ def _parse_instance(item: object) -> DesiredInstance:
         size=_get(table, "size", int),
         present=word == "present",
         uuid=_get(table, "uuid", str, ""),
+        notice=_get(table, "notice", str, ""),
     )
 
 

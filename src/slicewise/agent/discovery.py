@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from slicewise.agent.driver import Driver, DriverError, GpuReading, ProfileReading
-from slicewise.catalog.entry import Entry
+from slicewise.catalog.entry import CatalogEntry
 from slicewise.catalog.library import Catalog, name_key
 from slicewise.core.errors import GeometryError
 from slicewise.core.geometry import Budget, Geometry, Profile
@@ -48,7 +48,7 @@ def identify(gpu: GpuReading, catalog: Catalog | None = None) -> GpuModel | None
 
 
 def _model_from_driver(
-    gpu: GpuReading, entry: Entry | None, differences: Sequence[str]
+    gpu: GpuReading, entry: CatalogEntry | None, differences: Sequence[str]
 ) -> GpuModel | None:
     name = model_name(gpu.name)
     try:
@@ -82,7 +82,7 @@ def format_numbers(numbers: Iterable[int]) -> str:
     return ",".join(map(str, ordered))
 
 
-def _candidates(gpu: GpuReading, catalog: Catalog) -> list[Entry]:
+def _candidates(gpu: GpuReading, catalog: Catalog) -> list[CatalogEntry]:
     """Catalog entries with the GPU's name or PCI device id; several models may share an id."""
     entries = catalog.entries()
     device = gpu.pci_device.casefold()
@@ -92,7 +92,7 @@ def _candidates(gpu: GpuReading, catalog: Catalog) -> list[Entry]:
     return list(dict.fromkeys((*by_name, *by_device)))
 
 
-def _differences(gpu: GpuReading, entry: Entry) -> list[str]:
+def _differences(gpu: GpuReading, entry: CatalogEntry) -> list[str]:
     """Compare the driver's profiles with the catalog's."""
     if entry.geometry is None:
         return [f"the catalog cannot schedule {entry.model}: {entry.refusal}"]
@@ -120,7 +120,7 @@ def _differences(gpu: GpuReading, entry: Entry) -> list[str]:
     return found
 
 
-def _geometry(gpu: GpuReading, model: str, entry: Entry | None) -> Geometry:
+def _geometry(gpu: GpuReading, model: str, entry: CatalogEntry | None) -> Geometry:
     """Combine the driver's placements with the catalog's budgets and preferences."""
     known = entry.geometry if entry is not None else None
     budgets = {budget.name: budget.total for budget in known.budgets} if known else {}

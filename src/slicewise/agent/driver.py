@@ -168,7 +168,7 @@ class GpuReading:
 
 
 @dataclass(frozen=True)
-class Usage:
+class GpuUsage:
     """Temperature, errors and memory use of a GPU; None if the driver does not report a value."""
 
     temperature: int | None = None
@@ -204,7 +204,7 @@ class Driver(Protocol):
         """Read a GPU with its profiles and instances: a complete reading or an error."""
         ...
 
-    def usage(self, gpu: str) -> Usage:
+    def usage(self, gpu: str) -> GpuUsage:
         """Read temperature, errors and memory use."""
         ...
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from slicewise.agent.driver import DriverError
-from slicewise.agent.node_state import Node
+from slicewise.agent.node_state import NodeState
 from slicewise.core.errors import SlicewiseError
 
 _log = logging.getLogger("slicewise.agent")
@@ -18,7 +18,7 @@ class MigModeSwitch:
     def __init__(self, gpus: Sequence[str]) -> None:
         self._remaining = list(dict.fromkeys(gpus))
 
-    def check(self, node: Node) -> None:
+    def check(self, node: NodeState) -> None:
         """Raise for a GPU that is not in this node or does not support MIG."""
         for gpu in self._remaining:
             if gpu not in node.gpus:
@@ -30,7 +30,7 @@ class MigModeSwitch:
                 name = node.readings[gpu].name
                 raise SlicewiseError(f"--enable-mig {gpu}: {name} does not support MIG")
 
-    def attempt(self, node: Node) -> None:
+    def attempt(self, node: NodeState) -> None:
         """Enable MIG mode where no process runs; record why it was not possible elsewhere."""
         for gpu in list(self._remaining):
             if node.conflict or not node.is_read(gpu):
@@ -45,7 +45,7 @@ class MigModeSwitch:
                 self._remaining.remove(gpu)
 
     @staticmethod
-    def _enable(node: Node, gpu: str) -> str:
+    def _enable(node: NodeState, gpu: str) -> str:
         """Enable MIG mode on one GPU; return why it is not on, or ""."""
         reading = node.readings[gpu]
         if reading.mig:

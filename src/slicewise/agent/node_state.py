@@ -15,7 +15,7 @@ from slicewise.agent.driver import (
     Driver,
     DriverError,
     GpuReading,
-    Usage,
+    GpuUsage,
 )
 from slicewise.agent.health import Health
 from slicewise.agent.record import RecordError, write_file
@@ -30,7 +30,7 @@ class DriverChangedError(SlicewiseError):
     """Raised when the driver was replaced; the agent must be restarted to use the new one."""
 
 
-class Node:
+class NodeState:
     """The GPUs of this node as the driver reports them."""
 
     def __init__(self, driver: Driver, index: GpuIndex, health: Health) -> None:
@@ -41,7 +41,7 @@ class Node:
         """UUIDs by index."""
         self.readings: dict[str, GpuReading] = {}
         """The last complete reading of each GPU."""
-        self.usage: dict[str, Usage] = {}
+        self.usage: dict[str, GpuUsage] = {}
         self._read_errors: dict[str, str] = {}
         """Why the last reading of a GPU failed."""
         self._absent: set[str] = set()

@@ -21,10 +21,10 @@ from slicewise.agent.driver import (
     ComputeReading,
     DriverError,
     GpuReading,
+    GpuUsage,
     InstanceReading,
     InstanceRef,
     ProfileReading,
-    Usage,
 )
 from slicewise.agent.nvml_binding import Binding, handle_address
 
@@ -111,7 +111,7 @@ class Nvml:
             instances=instances,
         )
 
-    def usage(self, gpu: str) -> Usage:
+    def usage(self, gpu: str) -> GpuUsage:
         """Read temperature, errors and memory use; values that the GPU lacks are None."""
         handle = self._handle(gpu)
         temperature = self._nvml.temperature(handle)
@@ -124,7 +124,7 @@ class Nvml:
         uncorrected = self._nvml.call_optional(
             "nvmlDeviceGetTotalEccErrors", handle, _UNCORRECTED, _SINCE_DRIVER_LOAD
         )
-        return Usage(temperature, uncorrected, memory or 0, tuple(instances))
+        return GpuUsage(temperature, uncorrected, memory or 0, tuple(instances))
 
     def events(self) -> list[tuple[str, int]]:
         """Return the XID errors since the last call; none if the driver has no events."""

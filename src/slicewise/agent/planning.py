@@ -17,7 +17,7 @@ from typing import Protocol
 
 from slicewise.agent.desired_state import DesiredInstance, Eviction
 from slicewise.agent.driver import ComputeReading, GpuReading, InstanceReading, InstanceRef
-from slicewise.agent.record import Key, RecordedInstance, Stage
+from slicewise.agent.record import InstanceKey, RecordedInstance, Stage
 
 
 class Action(Enum):
@@ -60,7 +60,7 @@ class Step:
 class RecordView(Protocol):
     """The part of `Record` that planning needs."""
 
-    def get(self, key: Key) -> RecordedInstance | None:
+    def get(self, key: InstanceKey) -> RecordedInstance | None:
         """The recorded instance at this place."""
         ...
 
@@ -213,7 +213,7 @@ def _wait_for_slices(
     descriptions: list[str] = []
     being_released = False
     for found in blocking:
-        own = record.get(Key(gpu.uuid, found.profile, found.start))
+        own = record.get(InstanceKey(gpu.uuid, found.profile, found.start))
         if own is None or not own.matches(found) or own.allocation == "":
             owner = "which is not ours (foreign)"
         elif own.part in releasing:

@@ -17,7 +17,7 @@ from enum import StrEnum
 from slicewise.agent.cdi import Cdi
 from slicewise.agent.desired_state import Desired, DesiredInstance, Eviction
 from slicewise.agent.driver import GPU_NOT_FOUND, DriverError, GpuReading, InstanceRef
-from slicewise.agent.node_state import MAX_MESSAGE, Node
+from slicewise.agent.node_state import MAX_MESSAGE, NodeState
 from slicewise.agent.planning import Action, Step, plan_absent, plan_eviction, plan_present
 from slicewise.agent.record import Record, RecordedInstance, RecordError, Stage
 
@@ -77,7 +77,7 @@ class Reconciler:
 
     def __init__(
         self,
-        node: Node,
+        node: NodeState,
         record: Record,
         cdi: Cdi | None,
         clock: Callable[[], float],
@@ -97,7 +97,11 @@ class Reconciler:
 
     def set_desired(self, desired: Desired) -> None:
         """Replace the desired state; items that stay keep their progress."""
+        noticed = {(item.part, item.notice) for item in self.desired.instances}
         self.desired = desired
+        for item in desired.instances:
+            if item.notice and item.present and (item.part, item.notice) not in noticed:
+                _log.warning("%s for %s ends at %s", item.key, item.allocation, item.notice)
         items: list[Item] = [*desired.instances, *desired.evict]
         before = {_identity(item): progress for item, progress in self._progress.items()}
         self._progress = {

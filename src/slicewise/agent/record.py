@@ -25,7 +25,7 @@ from slicewise.agent.driver import InstanceReading
 from slicewise.core.errors import SlicewiseError
 
 
-class Key(NamedTuple):
+class InstanceKey(NamedTuple):
     """The place of an instance: GPU, profile and start."""
 
     gpu: str
@@ -63,9 +63,9 @@ class RecordedInstance:
     uuid: str = ""
 
     @property
-    def key(self) -> Key:
+    def key(self) -> InstanceKey:
         """The place of the instance."""
-        return Key(self.gpu, self.profile, self.start)
+        return InstanceKey(self.gpu, self.profile, self.start)
 
     @property
     def part(self) -> tuple[str, int]:
@@ -94,7 +94,7 @@ class Record:
         """Load the record; entries of an earlier boot are dropped, as their instances are gone."""
         self._path = folder / "instances.json"
         self._boot = boot
-        self._instances: dict[Key, RecordedInstance] = {}
+        self._instances: dict[InstanceKey, RecordedInstance] = {}
         self.warning = ""
         """Why entries of the file were not used; empty if they were."""
         self._load()
@@ -105,7 +105,7 @@ class Record:
     def __len__(self) -> int:
         return len(self._instances)
 
-    def get(self, key: Key) -> RecordedInstance | None:
+    def get(self, key: InstanceKey) -> RecordedInstance | None:
         """The recorded instance at this place."""
         return self._instances.get(key)
 
@@ -113,12 +113,14 @@ class Record:
         """Record an instance. On RecordError the record is unchanged."""
         self._save({**self._instances, instance.key: instance})
 
-    def advance(self, key: Key, stage: Stage, id: int | None = None, uuid: str = "") -> None:
+    def advance(
+        self, key: InstanceKey, stage: Stage, id: int | None = None, uuid: str = ""
+    ) -> None:
         """Record a new stage of an instance."""
         old = self._instances[key]
         self.put(replace(old, stage=stage, id=old.id if id is None else id, uuid=uuid or old.uuid))
 
-    def drop(self, key: Key) -> None:
+    def drop(self, key: InstanceKey) -> None:
         """Remove an instance that no longer exists."""
         self._save({k: instance for k, instance in self._instances.items() if k != key})
 
@@ -147,7 +149,7 @@ class Record:
             return
         self._instances = {instance.key: instance for instance in found}
 
-    def _save(self, instances: dict[Key, RecordedInstance]) -> None:
+    def _save(self, instances: dict[InstanceKey, RecordedInstance]) -> None:
         entries = [asdict(instance) for instance in instances.values()]
         document = {"boot": self._boot, "instances": entries}
         write_file(self._path, json.dumps(document, indent=1) + "\n")

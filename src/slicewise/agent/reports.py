@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from slicewise.agent.node_state import MAX_MESSAGE, Node
+from slicewise.agent.desired_state import DesiredInstance
+from slicewise.agent.node_state import MAX_MESSAGE, NodeState
 from slicewise.agent.planning import effective_uuid
 from slicewise.agent.reconciler import Phase, Reconciler
-from slicewise.agent.record import Key, Stage
+from slicewise.agent.record import InstanceKey, Stage
 from slicewise.core.geometry import Geometry
 
 _MAX_DIFFERENCES = 64
@@ -16,7 +17,7 @@ _MEASUREMENTS = ("temperature", "memory_used")
 """Fields that change all the time: a change of them alone does not trigger a report."""
 
 
-def hello(node: Node, boot: str, agent: str) -> dict[str, object] | None:
+def hello(node: NodeState, boot: str, agent: str) -> dict[str, object] | None:
     """The hello message; None while the model of the node's GPUs is unknown."""
     model = node.model()
     if model is None:
@@ -34,7 +35,7 @@ def hello(node: Node, boot: str, agent: str) -> dict[str, object] | None:
     }
 
 
-def report(node: Node, reconciler: Reconciler) -> dict[str, object]:
+def report(node: NodeState, reconciler: Reconciler) -> dict[str, object]:
     """The full state of the node; the session adds its id when it sends the report."""
     return {
         "gpus": [_gpu(node, gpu) for gpu in node.gpus],
@@ -77,7 +78,7 @@ def encode_geometry(geometry: Geometry) -> dict[str, object]:
     }
 
 
-def _gpu(node: Node, gpu: str) -> dict[str, object]:
+def _gpu(node: NodeState, gpu: str) -> dict[str, object]:
     body: dict[str, object] = {
         "uuid": gpu,
         "mig": node.mig(gpu),
@@ -91,7 +92,7 @@ def _gpu(node: Node, gpu: str) -> dict[str, object]:
     return body
 
 
-def _instances(node: Node, reconciler: Reconciler) -> list[dict[str, object]]:
+def _instances(node: NodeState, reconciler: Reconciler) -> list[dict[str, object]]:
     """The progress of all desired instances."""
     memory = {uuid: used for usage in node.usage.values() for uuid, used in usage.instances}
     bodies: list[dict[str, object]] = []
@@ -104,7 +105,7 @@ def _instances(node: Node, reconciler: Reconciler) -> list[dict[str, object]]:
             "index": item.index,
             "phase": str(progress.phase),
             "uuid": progress.uuid,
-            "detail": progress.detail,
+            "detail": progress.detail or _notice(item),
             "attempts": progress.attempts,
         }
         if progress.phase is Phase.ACTIVE and progress.uuid in memory:
@@ -113,7 +114,12 @@ def _instances(node: Node, reconciler: Reconciler) -> list[dict[str, object]]:
     return bodies
 
 
-def unlisted_instances(node: Node, reconciler: Reconciler) -> list[dict[str, object]]:
+def _notice(item: DesiredInstance) -> str:
+    """The notice to show for an instance in use; empty if there is none."""
+    return f"its slices are reclaimed at {item.notice}" if item.notice and item.present else ""
+
+
+def unlisted_instances(node: NodeState, reconciler: Reconciler) -> list[dict[str, object]]:
     """Instances that are not desired: foreign ones, and strays that the agent created.
 
     Recorded instances on GPUs that were not read since the agent started are included.
@@ -124,7 +130,7 @@ def unlisted_instances(node: Node, reconciler: Reconciler) -> list[dict[str, obj
     for gpu in node.gpus:
         reading = node.readings.get(gpu)
         for found in reading.instances if reading is not None else ():
-            key = Key(gpu, found.profile, found.start)
+            key = InstanceKey(gpu, found.profile, found.start)
             own = record.get(key)
             if own is not None and own.matches(found) and (own.part, key) in listed:
                 continue
@@ -137,7 +143,7 @@ def unlisted_instances(node: Node, reconciler: Reconciler) -> list[dict[str, obj
     return bodies
 
 
-def _unlisted(key: Key, size: int, uuid: str, stray: bool) -> dict[str, object]:
+def _unlisted(key: InstanceKey, size: int, uuid: str, stray: bool) -> dict[str, object]:
     return {
         "gpu": key.gpu,
         "uuid": uuid,

@@ -37,7 +37,7 @@ class RefusedError(SlicewiseError):
 
 
 @dataclass(frozen=True)
-class Service:
+class ServiceAddress:
     """The addresses of the service and the files with the agent's credentials."""
 
     urls: tuple[str, ...]
@@ -45,7 +45,7 @@ class Service:
     ca: Path | None = None
 
     @classmethod
-    def parse(cls, server: str, token_file: Path, ca: Path | None = None) -> Service:
+    def parse(cls, server: str, token_file: Path, ca: Path | None = None) -> ServiceAddress:
         """Parse comma-separated URLs; raise SlicewiseError for an invalid URL or file."""
         urls = tuple(url.strip().rstrip("/") for url in server.split(",") if url.strip())
         for url in urls or (server,):
@@ -81,7 +81,7 @@ class Service:
 class ServiceClient:
     """A connection to the service for one thread; only ``interrupt`` may be called from others."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: ServiceAddress) -> None:
         self._service = service
         self._context = service.context()
         self._url = service.urls[0]

@@ -17,7 +17,12 @@ from urllib.parse import quote
 
 from slicewise.agent.desired_state import AnswerError, Desired, parse_desired
 from slicewise.agent.reconciler import backoff
-from slicewise.agent.service_client import RefusedError, Service, ServiceClient, UnreachableError
+from slicewise.agent.service_client import (
+    RefusedError,
+    ServiceAddress,
+    ServiceClient,
+    UnreachableError,
+)
 from slicewise.core.errors import SlicewiseError
 
 _log = logging.getLogger("slicewise.agent")
@@ -50,7 +55,7 @@ class Session:
 
     def __init__(
         self,
-        service: Service,
+        service: ServiceAddress,
         on_desired: Callable[[Desired], None],
         on_superseded: Callable[[str], None],
         on_failure: Callable[[Exception], None],

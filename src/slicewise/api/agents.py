@@ -68,6 +68,8 @@ class DesiredInstance(View, frozen=True):
     wanted: Literal["present", "absent"]
     uuid: str
     """The UUID that the agent reported; empty before the first report."""
+    notice: str = ""
+    """When it will be absent because its slices are reclaimed, as RFC 3339; empty if unknown."""
 
 
 class Eviction(View, frozen=True):

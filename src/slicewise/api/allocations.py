@@ -20,6 +20,7 @@ from slicewise.api.base import (
     Spot,
     View,
 )
+from slicewise.api.nodes import ReservedView
 from slicewise.journal.agent_entries import Phase
 from slicewise.journal.entries import AllocationState, Cause, Part
 
@@ -50,14 +51,25 @@ class AllocationBody(Body, frozen=True):
     count: Count = 1
     """Number of instances; all are placed or none."""
     priority: Priority = 0
-    """Higher priorities are served first."""
+    """Higher priorities of a tenant are served first; see its `max_priority`."""
     wait_seconds: Annotated[float, Meta(ge=0, le=30 * 86400)] = 0
     """How long it may wait in the queue; 0 means it does not wait."""
     lease_seconds: Duration | None = None
-    """The allocation ends by itself after this time."""
+    """The allocation ends by itself after this time; by default the tenant's lease."""
+    preemptible: bool = False
+    """Whether the service may end it so that another tenant gets its guarantee."""
+    expected_seconds: Duration | None = None
+    """The expected time in use, as a hint: the allocation does not end after it."""
     labels: Labels = field(default_factory=dict)
     tenant: Name | None = None
     """The owner; a tenant's token may only name its own tenant."""
+
+
+class ExtendBody(Body, frozen=True):
+    """The extension of a lease."""
+
+    lease_seconds: Duration
+    """The time from now until the lease ends. A lease never gets shorter."""
 
 
 class BatchBody(Body, frozen=True):
@@ -66,14 +78,71 @@ class BatchBody(Body, frozen=True):
     allocations: Annotated[tuple[AllocationBody, ...], Meta(min_length=1, max_length=MAX_BATCH)]
 
 
+class WindowView(View, frozen=True):
+    """A reserved window: a placement on a GPU that is kept for a queued request."""
+
+    node: str
+    gpu: int
+    profile: str
+    start: int
+    opens_at: Moment | None
+    """When the last instance in it ends; null if that is unknown."""
+    blockers: int
+    """The number of instances that are still in it."""
+
+
+class LineView(View, frozen=True):
+    """A line of the queue: the requests of one tenant for the same instances."""
+
+    tenant: str
+    wanted: WantView
+    count: int
+    waiting: int
+    """The requests in the line."""
+    oldest: Moment
+    """When the oldest of them was made."""
+    first: str
+    """The allocation that is served next."""
+    reason: str
+    detail: str
+    expected_at: Moment | None
+    """When the windows of the next request open at the latest; null if that is unknown."""
+    share: float
+    """The tenant's dominant share of the GPU models that could serve it, divided by its weight."""
+    within_guarantee: bool
+    reserved: tuple[WindowView, ...]
+    """The windows of the line, the first to open first; each serves the next request."""
+
+
+class RepackView(View, frozen=True):
+    """Whether moves of other instances would make room for a request."""
+
+    moves: int | None
+    """The number of moves of the shortest plan known; null if none is known."""
+    room_at: Spot | None
+    """Where the plan makes room."""
+    detail: str
+
+
 class WaitView(View, frozen=True):
     """The state of an allocation in the queue."""
 
     position: int | None
-    """Its place in the queue; 1 is next."""
+    """Its place in its line, the tenant's queued requests for the same instances; 1 is next."""
     reason: str
+    """Why it waits now: quota, capacity, fragmented, reserved, own reservation or held back."""
     detail: str
     deadline: Moment | None
+    others_ahead: bool | None = None
+    """Whether requests of other tenants come first in fair order."""
+    reserved: tuple[WindowView, ...] = ()
+    """The windows that are reserved for it."""
+    expected_at: Moment | None = None
+    """When these windows open at the latest, if that is known."""
+    kept_from: tuple[ReservedView, ...] = ()
+    """Open windows that are reserved for others, if it waits for that reason; at most four."""
+    repack: RepackView | None = None
+    """What moves of instances would do; only with `plan=true`, and if it waits for room."""
 
 
 class WantView(View, frozen=True):
@@ -121,8 +190,18 @@ class AllocationView(View, frozen=True, omit_defaults=True):
     cause: Cause | None
     """Why it ended."""
     waiting: WaitView | None
+    lease_seconds: float | None = None
+    """The length of its lease, which begins when it is placed."""
+    preemptible: bool = False
+    expected_seconds: float | None = None
     detail: str | None = None
-    """What went wrong, if it failed."""
+    """What went wrong if it failed, or why it was reclaimed."""
+    reclaimed_at: Moment | None = None
+    """When it ends, or ended, because another tenant claims its guarantee."""
+    replaces: str | None = None
+    """The reclaimed allocation that it replaces."""
+    reclaims: int = 0
+    """How often it and the allocations it replaces were reclaimed."""
     phase: Phase | None = None
     """The phase of its instance, if it has one instance on a node with an agent."""
     uuid: str | None = None
@@ -148,10 +227,12 @@ class AllocationPage(View, frozen=True):
 
 
 class QueuePage(View, frozen=True):
-    """A page of the queue, in the order of service."""
+    """The lines of the queue in fair order, and a page of queued requests, oldest first."""
 
     waiting: int
     """The length of the queue; for a tenant's token, the number of its own entries."""
+    lines: tuple[LineView, ...]
+    """At most 100 lines, those that are served first; for a tenant's token, its own."""
     allocations: tuple[AllocationView, ...]
     next: Cursor
 
@@ -197,8 +278,12 @@ class DryRun(View, frozen=True):
     reason: str | None
     detail: str
     policy: str
+    table: str | None
+    """The table by which it would be placed, under a policy that rehearses tables."""
     ahead: int
-    """Waiting requests that would be served first."""
+    """The tenant's requests for the same instances that wait already."""
+    repack: RepackView | None
+    """What moves of instances would do; only with `plan=true`, and if there is no room."""
     instances: tuple[Part, ...]
     cost: Cost | None
     """The cost of the first instance."""

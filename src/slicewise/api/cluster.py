@@ -37,6 +37,7 @@ class ClusterView(View, frozen=True):
     free_slices: int
     instances: int
     waiting: int
+    """The length of the queue; for a tenant's token, the number of its own entries."""
     fragmentation: Fragmentation
     """Mean over all GPUs."""
     models: tuple[ModelUse, ...]

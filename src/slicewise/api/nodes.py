@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta, field
 
 from slicewise.api.agents import AgentView, ForeignView
-from slicewise.api.base import MAX_GPUS, Body, Cursor, Labels, ModelName, Name, View
+from slicewise.api.base import MAX_GPUS, Body, Cursor, Labels, ModelName, Moment, Name, View
 from slicewise.journal.entries import NodePhase
 
 
@@ -70,6 +70,24 @@ class InstanceView(View, frozen=True):
     """Bytes, as the agent last reported."""
 
 
+class ReservedView(View, frozen=True):
+    """A window on a GPU that is reserved for a queued request.
+
+    What it is reserved for is null if the request belongs to another tenant.
+    """
+
+    node: str
+    gpu: int
+    start: int
+    size: int
+    tenant: str | None
+    profile: str | None
+    count: int | None
+    """The number of instances of the request."""
+    opens_at: Moment | None
+    """When the last instance in it ends, if that is known."""
+
+
 class GpuView(View, frozen=True):
     """A GPU, slice by slice."""
 
@@ -83,6 +101,8 @@ class GpuView(View, frozen=True):
     instances: tuple[InstanceView, ...]
     holds: dict[str, str] = field(default_factory=dict)
     """Why it takes no new instances, by keyword."""
+    reserved: ReservedView | None = None
+    """The window that is reserved on it."""
 
 
 class GpuDetail(GpuView, frozen=True):
@@ -95,9 +115,9 @@ class GpuDetail(GpuView, frozen=True):
     quarantined: int = 0
     """Instances of ended allocations that could not be destroyed."""
     temperature: float | None = None
-    """Degrees Celsius, as last reported to this process."""
+    """Degrees Celsius, as last reported to this process; not for a tenant's token."""
     memory_used: int | None = None
-    """Bytes, as last reported to this process."""
+    """Bytes, as last reported to this process; not for a tenant's token."""
 
 
 class NodeDetail(NodeView, frozen=True, kw_only=True):

@@ -23,8 +23,9 @@ class PointView(View, frozen=True):
     """Their mean wait in seconds."""
     longest_wait: float | None
     waiting: int
-    """The length of the queue; this and all fields below are of the whole cluster."""
+    """The length of the queue; for a tenant's token, the number of its own entries."""
     instances: int
+    """This and all fields below are of the whole cluster."""
     slices: int
     free_slices: int
     fragmentation: float

@@ -10,26 +10,42 @@ from slicewise.api.base import Body, Cursor, Duration, Moment, Name, Priority, T
 from slicewise.journal.entries import Role
 
 Limit = Annotated[int, Meta(ge=0, le=1 << 40)]
+Rate = Annotated[float, Meta(gt=0, le=1e6)]
+Weight = Annotated[float, Meta(ge=0.001, le=1e6)]
 
 
 class Quota(Body, frozen=True):
-    """What a tenant may hold at a time, and its request rate; null is no limit."""
+    """The terms of a tenant: its limits, where null is no limit, and its share."""
 
     memory_slices: Limit | None = None
+    """Memory slices that it may hold at a time."""
     compute_slices: Limit | None = None
     instances: Limit | None = None
-    requests_per_second: Annotated[float, Meta(gt=0, le=1e6)] | None = None
-    max_priority: Priority | None = None
+    requests_per_second: Rate | None = None
+    max_priority: Priority = 0
+    """Priorities up to this one count against other tenants; all order its own requests."""
+    weight: Weight = 1.0
+    """Its share when several tenants wait, relative to theirs."""
+    guarantee: Limit = 0
+    """Memory slices within which its requests come first; at most `memory_slices`."""
+    default_lease_seconds: Duration | None = None
+    """The lease of a request that asks for none."""
+    max_lease_seconds: Duration | None = None
+    """The longest lease; without a default, requests that ask for none get this one."""
 
 
 class QuotaPatch(Body, frozen=True):
-    """Changes of a quota: fields left out stay as they are, null removes the limit."""
+    """Changes of a tenant's terms: fields left out stay as they are, null removes a limit."""
 
     memory_slices: Limit | UnsetType | None = UNSET
     compute_slices: Limit | UnsetType | None = UNSET
     instances: Limit | UnsetType | None = UNSET
-    requests_per_second: Annotated[float, Meta(gt=0, le=1e6)] | UnsetType | None = UNSET
-    max_priority: Priority | UnsetType | None = UNSET
+    requests_per_second: Rate | UnsetType | None = UNSET
+    max_priority: Priority | UnsetType = UNSET
+    weight: Weight | UnsetType = UNSET
+    guarantee: Limit | UnsetType = UNSET
+    default_lease_seconds: Duration | UnsetType | None = UNSET
+    max_lease_seconds: Duration | UnsetType | None = UNSET
 
 
 class TenantBody(Body, frozen=True):

@@ -67,7 +67,7 @@ class ProfileFacts:
 
 
 @dataclass(frozen=True, eq=False)
-class Entry:
+class CatalogEntry:
     """One GPU model of the catalog.
 
     Exactly one of ``geometry`` and ``refusal`` is set: a model with unknown placements is listed

@@ -10,7 +10,7 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from slicewise.catalog.entry import Entry
+from slicewise.catalog.entry import CatalogEntry
 from slicewise.catalog.fields import parse_toml, read_file
 from slicewise.catalog.schema import parse_entry
 from slicewise.core.errors import GeometryError, UnknownNameError
@@ -24,7 +24,7 @@ class Catalog:
     commands. A catalog is immutable: ``with_file`` returns another one.
     """
 
-    def __init__(self, own: Iterable[Entry] = ()) -> None:
+    def __init__(self, own: Iterable[CatalogEntry] = ()) -> None:
         """Add models to the built-in ones; of two with the same name, the last one counts."""
         self._own = {name_key(entry.model): entry for entry in own}
 
@@ -44,7 +44,7 @@ class Catalog:
                 )
         return Catalog((*self._own.values(), entry))
 
-    def find(self, name: str) -> Entry:
+    def find(self, name: str) -> CatalogEntry:
         """Return the model with a name or alias; case and dashes for spaces are ignored."""
         entry = self._lookup(name_key(name))
         if entry is None:
@@ -55,12 +55,12 @@ class Catalog:
             raise UnknownNameError("GPU model", name, known=(), hint=advice)
         return entry
 
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[CatalogEntry, ...]:
         """Return every model, sorted by name."""
         everything = (*self._own.values(), *self._builtin_entries(_builtin_files()))
         return tuple(sorted(everything, key=lambda entry: _natural(entry.model)))
 
-    def _lookup(self, key: str) -> Entry | None:
+    def _lookup(self, key: str) -> CatalogEntry | None:
         """Find an entry: files before built-in models, names before aliases."""
         if key in self._own:
             return self._own[key]
@@ -78,7 +78,7 @@ class Catalog:
                 return entry
         return None
 
-    def _builtin_entries(self, keys: Iterable[str]) -> Iterator[Entry]:
+    def _builtin_entries(self, keys: Iterable[str]) -> Iterator[CatalogEntry]:
         """Read built-in entries one by one, without those that a file replaces."""
         return (_builtin_entry(key) for key in keys if key not in self._own)
 
@@ -95,7 +95,7 @@ def load_geometry(name_or_path: str | Path) -> Geometry:
     return load_entry(name_or_path).require()
 
 
-def load_entry(name_or_path: str | Path, catalog: Catalog | None = None) -> Entry:
+def load_entry(name_or_path: str | Path, catalog: Catalog | None = None) -> CatalogEntry:
     """Return a model of a catalog (by default the built-in one) or of a file.
 
     Text that ends in ``.toml`` or contains a slash is a path.
@@ -105,12 +105,12 @@ def load_entry(name_or_path: str | Path, catalog: Catalog | None = None) -> Entr
     return (catalog or Catalog.builtin()).find(name_or_path)
 
 
-def load_file(path: str | Path) -> Entry:
+def load_file(path: str | Path) -> CatalogEntry:
     """Return the model that a TOML file describes; every error is one line."""
     return _parse(read_file(path), str(path))
 
 
-def _parse(raw: bytes, where: str) -> Entry:
+def _parse(raw: bytes, where: str) -> CatalogEntry:
     _, data = parse_toml(raw, where, "a GPU model")
     return parse_entry(data, where)
 
@@ -133,7 +133,7 @@ def _builtin_files() -> dict[str, Traversable]:
 
 
 @cache
-def _builtin_entry(key: str) -> Entry:
+def _builtin_entry(key: str) -> CatalogEntry:
     """Read a built-in model once, so that its geometry is the same object everywhere."""
     file = _builtin_files()[key]
     return _parse(file.read_bytes(), file.name)

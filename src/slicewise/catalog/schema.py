@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from slicewise.catalog.entry import Confidence, Engines, Entry, Level, ProfileFacts
+from slicewise.catalog.entry import CatalogEntry, Confidence, Engines, Level, ProfileFacts
 from slicewise.catalog.fields import (
     Table,
     amount,
@@ -53,7 +53,7 @@ class _Written:
         )
 
 
-def parse_entry(data: Mapping[str, object], where: str) -> Entry:
+def parse_entry(data: Mapping[str, object], where: str) -> CatalogEntry:
     """Check the data of one model and return its entry; ``where`` precedes every error."""
     top = Table(data, f"{where}: ")
     model = top.take("model", text)
@@ -78,7 +78,7 @@ def parse_entry(data: Mapping[str, object], where: str) -> Entry:
     except GeometryError as error:
         raise GeometryError(top.path + error.field, error.problem) from None
     _check_variants(profiles, [w.path for w in written])
-    return Entry(
+    return CatalogEntry(
         model=model,
         aliases=aliases,
         architecture=architecture,

@@ -1,4 +1,4 @@
-"""`slicewise submit`, `release`, `ls`, `show`, `explain` and `queue`: commands on allocations."""
+"""The commands on allocations: `slicewise submit`, `release`, `extend`, `ls`, `show`, `explain`."""
 
 from __future__ import annotations
 
@@ -96,6 +96,14 @@ def submit(
     lease: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Release automatically after this time.")
     ] = None,
+    preemptible: Annotated[
+        bool,
+        typer.Option("--preemptible", help="It may end early for another tenant's guarantee."),
+    ] = False,
+    expected_seconds: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="How long it will be in use, as a hint."),
+    ] = None,
     priority: Annotated[int, typer.Option(metavar="N", help="In the queue: higher first.")] = 0,
     label: Label = None,
     tenant: ForTenant = None,
@@ -121,6 +129,8 @@ def submit(
                 count=count,
                 wait_seconds=wait,
                 lease_seconds=lease,
+                preemptible=preemptible,
+                expected_seconds=expected_seconds,
                 priority=priority,
                 labels=labels,
                 tenant=tenant,
@@ -144,7 +154,7 @@ def submit(
 def _outcome(one: AllocationView) -> Iterator[str]:
     """Yield the outcome of a request: one line, or one per instance."""
     if one.waiting is not None:
-        yield f"{one.id} is number {one.waiting.position} in the queue: {one.waiting.detail}"
+        yield f"{one.id} is number {one.waiting.position} in its line: {one.waiting.detail}"
     elif one.ended_at is None:
         for part in one.instances:
             yield f"{one.id} {place(part)}{f', {part.env}' if part.env else ''}"
@@ -185,6 +195,28 @@ def release(
                 typer.echo(f"{allocation.id} {ending(allocation)}")
     if problems:
         raise SlicewiseError("; ".join(problems))
+
+
+def extend(
+    identity: Annotated[
+        str,
+        typer.Argument(metavar="ID", help="The allocation.", autocompletion=completion.allocations),
+    ],
+    seconds: Annotated[
+        float, typer.Argument(metavar="SECONDS", help="Time from now until the lease ends.")
+    ],
+    key: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="Idempotency key: the same key extends it once."),
+    ] = None,
+    server: Server = DEFAULT_SERVER,
+    token_file: TokenFile = None,
+    json: AsJson = False,
+) -> None:
+    """Extend the lease of an allocation; it never gets shorter."""
+    with connect(server, token_file) as client:
+        one = client.extend(identity, seconds, idempotency_key=key)
+    print_result(one, json, f"{one.id}: its lease ends at {one.ends_at}")
 
 
 def ls(
@@ -242,31 +274,6 @@ def _rows(one: AllocationView) -> Iterator[tuple[str, ...]]:
         yield (*head, wanted(one), "", "", "", since)
 
 
-def queue(
-    server: Server = DEFAULT_SERVER, token_file: TokenFile = None, json: AsJson = False
-) -> None:
-    """List the queued requests, in order."""
-    with connect(server, token_file) as client:
-        waiting = list(client.queue())
-    if json:
-        show_json(waiting)
-        return
-    rows = [
-        (
-            str(number),
-            one.id,
-            one.tenant,
-            str(one.priority),
-            short(one.requested_at),
-            short(one.waiting.deadline) if one.waiting else "",
-            wanted(one),
-        )
-        for number, one in enumerate(waiting, 1)
-    ]
-    header = ("#", "Allocation", "Tenant", "Priority", "Since", "Until", "Request")
-    print_columns(header, rows, "the queue is empty")
-
-
 def show(
     identity: Annotated[
         str,
@@ -289,10 +296,15 @@ def _facts(one: AllocationView) -> Iterator[tuple[str, str | None]]:
     yield "tenant", one.tenant
     yield "request", wanted(one)
     yield "priority", str(one.priority) if one.priority else None
+    yield "terms", "preemptible" if one.preemptible else None
+    yield "in place of", one.replaces
+    yield "expected", _seconds(one.expected_seconds)
     yield "labels", pairs(one.labels)
     yield "requested", one.requested_at
     if one.waiting is not None:
-        yield "waiting", f"number {one.waiting.position} in the queue: {one.waiting.detail}"
+        yield "waiting", f"number {one.waiting.position} in its line"
+        yield "why", f"{one.waiting.reason}: {one.waiting.detail}"
+        yield "place at", one.waiting.expected_at
         yield "until", one.waiting.deadline
     yield "placed", one.placed_at
     for part in one.instances:
@@ -302,9 +314,15 @@ def _facts(one: AllocationView) -> Iterator[tuple[str, str | None]]:
         yield "instance", f"{place(part)} ({part.model}){phase}{tried}{why}"
         yield "use with", part.env
         yield "CDI device", part.cdi
+    yield "lease", None if one.ends_at else _seconds(one.lease_seconds)
     yield "lease ends", one.ends_at
+    yield "reclaimed at", one.reclaimed_at
     yield "ended", one.ended_at
     yield "reason", one.detail
+
+
+def _seconds(seconds: float | None) -> str | None:
+    return None if seconds is None else f"{seconds:g} seconds"
 
 
 def explain(
@@ -330,7 +348,12 @@ def explain(
     want = _want(profile, compute, memory)
     with connect(server, token_file) as client:
         found = client.dry_run(
-            want, policies=policy or (), models=model or (), count=count, tenant=tenant
+            want,
+            policies=policy or (),
+            models=model or (),
+            count=count,
+            tenant=tenant,
+            plan=True,
         )
     if json:
         show_json(found)
@@ -345,10 +368,13 @@ def _print_dry_run(found: DryRun) -> None:
         for part in found.instances:
             typer.echo(f"  {place(part)}")
     if found.cost is not None:
-        typer.echo(f"  by {found.policy}, at the cost of {_cost(found.cost)}")
+        by = f"{found.policy} (table {found.table})" if found.table else found.policy
+        typer.echo(f"  by {by}, at the cost of {_cost(found.cost)}")
+    if found.repack is not None:
+        typer.echo(f"  {found.repack.detail}")
     if found.ahead:
-        who = "request is" if found.ahead == 1 else "requests are"
-        typer.echo(f"  {found.ahead} waiting {who} served first")
+        wait = "request waits" if found.ahead == 1 else "requests wait"
+        typer.echo(f"  {found.ahead} {wait} for the same already")
     if found.alternatives:
         rows = [
             (

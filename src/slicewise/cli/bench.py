@@ -41,7 +41,7 @@ def bench(
     plot: PlotFile = None,
 ) -> None:
     """Time decisions at 85% sustained load: engine, compiled, and the paper's scan beside them."""
-    from slicewise.lab.bench import Plan, benchmark
+    from slicewise.lab.bench import SlotCounts, benchmark
 
     names = policy or (_ALL if full else ["mfi"])
     policies = []
@@ -55,7 +55,7 @@ def bench(
     if not 10 <= sizes[0] <= sizes[-1] <= 10_000_000:
         raise SlicewiseError("gpus must be 10 to 10000000")
     prepare_files(None, plot)
-    plan = Plan(140_000, 7_000_000, 1_500_000_000, 150_000_000) if full else Plan()
+    plan = SlotCounts(140_000, 7_000_000, 1_500_000_000, 150_000_000) if full else SlotCounts()
     mix = parse_mix("uniform", load_geometry(DEFAULT_MODEL))
     with progress(len(sizes) * len(policies), "measurements") as tick:
         decisions, memory = benchmark(mix, policies, sizes, LOAD, plan, tick)
@@ -71,6 +71,9 @@ def bench(
 
 
 _ALL = [
+    "least-lost",
+    "least-lost-time",
+    "lease-aware",
     "mfi",
     "mfi-overlap",
     "first-fit",

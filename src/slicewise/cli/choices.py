@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slicewise.catalog import Catalog, Entry, load_entry, load_file
+from slicewise.catalog import Catalog, CatalogEntry, load_entry, load_file
 from slicewise.cli.options import DEFAULT_MODEL
 from slicewise.core.errors import SlicewiseError
 from slicewise.core.geometry import Geometry
@@ -28,7 +28,7 @@ def chosen_geometry(model: str | None, files: list[Path] | None) -> Geometry:
     return chosen_entry(model, files).require()
 
 
-def chosen_entry(model: str, files: list[Path] | None) -> Entry:
+def chosen_entry(model: str, files: list[Path] | None) -> CatalogEntry:
     """The model of that name, or the one of the file at that path."""
     return load_entry(model, catalog_with(files))
 

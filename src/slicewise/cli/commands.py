@@ -19,7 +19,7 @@ _COMMANDS = {
         "starts.",
     },
     "score": {
-        "score": "Compute the fragmentation score F of a GPU, under both readings, profile by "
+        "score": "Compute the fragmentation score F of a GPU, under every reading, profile by "
         "profile.",
     },
     "policies": {
@@ -68,13 +68,19 @@ _COMMANDS = {
     "allocations": {
         "submit": "Request an instance; exit with 1 if the request is rejected.",
         "release": "Release allocations, or remove them from the queue.",
+        "extend": "Extend the lease of an allocation; it never gets shorter.",
         "ls": "List allocations: the live ones, unless --state is given.",
         "show": "Show one allocation, live or ended.",
         "explain": "Explain where a request would be placed, at what cost, and why not elsewhere.",
-        "queue": "List the queued requests, in order.",
+    },
+    "queue": {
+        "queue": "List the queue: one line for each tenant and kind of request, in fair order.",
     },
     "events": {
         "events": "Stream events as they happen; reconnect when the connection breaks.",
+    },
+    "rehearsal": {
+        "rehearsal": "Show which table places requests, why, and what the last rehearsal found.",
     },
     "top": {
         "top": "Watch a service: GPUs slice by slice, free capacity, queue and rates.",

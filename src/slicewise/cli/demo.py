@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 
 from slicewise.cli.connection import service_packages
+from slicewise.cli.rehearsal_process import rehearse_with
 from slicewise.cli.serve import loop_factory, make_folder
 from slicewise.core.errors import SlicewiseError
 
@@ -74,7 +75,7 @@ def demo(
         from slicewise.config.logs import set_up_logs
         from slicewise.config.sources import read_settings
         from slicewise.dashboard.comparison_routes import routes
-        from slicewise.dashboard.pages import Pages
+        from slicewise.dashboard.pages import StaticPages
         from slicewise.server.server import listening
         from slicewise.server.service import Service
         from slicewise.store import open_store
@@ -99,7 +100,13 @@ def demo(
         fleet = _fleet(data) if agents else None
 
         async def run() -> None:
-            service = Service(store, settings, pages=Pages(), routes=routes())
+            service = Service(
+                store,
+                settings,
+                pages=StaticPages(),
+                routes=routes(),
+                rehearse=rehearse_with(settings.data),
+            )
             assert service.admin_token is not None  # the service has a data folder
             rng = random.Random(seed)
             clients = _DemoClients(service.admin_token, rate, hold, requests, rng, fleet)

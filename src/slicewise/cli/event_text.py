@@ -32,11 +32,11 @@ from slicewise.journal.entries import (
     NodeAdded,
     NodeRemoved,
     NodeTurned,
-    Overtaken,
     Part,
     Queued,
     QuotaRecord,
     Rejected,
+    Reserved,
     Served,
     TenantRemoved,
     TenantSet,
@@ -46,6 +46,9 @@ from slicewise.journal.entries import (
     TurnTaken,
     Want,
 )
+from slicewise.journal.lease_entries import LeaseEnding, LeaseExtended
+from slicewise.journal.policy_entries import PolicyChosen
+from slicewise.journal.reclaim_entries import HeldBack, Reclaiming
 
 
 def event_line(event: EventView) -> str:
@@ -70,8 +73,12 @@ def _describe(entry: AnyEntry) -> str:
         case Rejected(tenant, want, count, reason, detail):
             return f"{_want(want, count)} for {tenant.name} ({reason}): {detail}"
         case Ended(record):
-            why = f"; {record.detail}" if record.cause is Cause.FAILED else ""
+            why = f"; {record.detail}" if record.cause in (Cause.FAILED, Cause.RECLAIMED) else ""
             return f"{record.id} of {record.tenant.name}: {record.cause}{why}"
+        case LeaseExtended(identity, tenant, _, ends):
+            return f"{identity} of {tenant.name}: its lease now ends at {moment(ends)}"
+        case LeaseEnding(identity, tenant, ends):
+            return f"{identity} of {tenant.name}: its lease ends at {moment(ends)}"
         case Moved(identity, tenant, _, part):
             return f"{identity} of {tenant.name}: now {place(part)}"
         case NodeAdded(node, model, gpus):
@@ -97,8 +104,23 @@ def _describe(entry: AnyEntry) -> str:
             return geometry.model
         case ModelForgotten(model):
             return model
-        case Overtaken(tickets):
-            return ", ".join(f"number {one} {times} times" for one, times in tickets.items())
+        case Reserved(tenant, want, count, windows):
+            what = f"{tenant.name}: {_want(want, count)}"
+            places = ", ".join(
+                f"{one.node} GPU {one.gpu} slice {one.start}"
+                + ("" if one.opens is None else f" from {moment(one.opens)}")
+                for one in windows
+            )
+            return f"{what} at {places}" if places else f"{what}: none"
+        case Reclaiming(identity, tenant, at):
+            when = "its notice was withdrawn" if at is None else f"it ends at {moment(at)}"
+            return f"{identity} of {tenant.name}: {when}"
+        case HeldBack(identity, tenant, until):
+            when = "it may be placed" if until is None else f"not before {moment(until)}"
+            return f"{identity} of {tenant.name}: {when}"
+        case PolicyChosen(choice, why):
+            leases = "+leases" if choice.leases else ""
+            return f"{choice.form}{leases}: {why}"
         case ClockSet(by):
             return f"service time moved by {by:+.3f} seconds"
         case TurnTaken(turn):
@@ -150,7 +172,10 @@ def _want(want: Want, count: int) -> str:
 
 
 def _limits(quota: QuotaRecord) -> str:
-    limits = msgspec.structs.asdict(quota).items()
-    return (
-        ", ".join(f"{name} {limit}" for name, limit in limits if limit is not None) or "no limits"
-    )
+    usual = QuotaRecord()
+    changed = [
+        f"{name} {value:g}"
+        for name, value in msgspec.structs.asdict(quota).items()
+        if value != getattr(usual, name)
+    ]
+    return ", ".join(changed) or "no limits"

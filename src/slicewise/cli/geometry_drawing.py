@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from slicewise.catalog import Catalog, Confidence, Entry, ProfileFacts
+from slicewise.catalog import Catalog, CatalogEntry, Confidence, ProfileFacts
 from slicewise.cli.tables import print_table
 from slicewise.core.geometry import Geometry, Profile
 
@@ -59,7 +59,7 @@ def models_as_json(catalog: Catalog) -> list[Json]:
     return [_summary(entry) for entry in catalog.entries()]
 
 
-def draw_model(entry: Entry, console: Console) -> None:
+def draw_model(entry: CatalogEntry, console: Console) -> None:
     """Print one model: the placements of its profiles, its hardware facts and their sources."""
     console.print(Text(entry.model, "bold"))
     figures = [
@@ -87,7 +87,7 @@ def draw_model(entry: Entry, console: Console) -> None:
     _show_list(console, "Sources", entry.sources)
 
 
-def model_as_json(entry: Entry) -> Json:
+def model_as_json(entry: CatalogEntry) -> Json:
     """Return the data of ``draw_model`` for JSON."""
     geometry = entry.geometry
     budgets = geometry.budgets if geometry else ()
@@ -104,7 +104,7 @@ def model_as_json(entry: Entry) -> Json:
     }
 
 
-def _summary(entry: Entry) -> Json:
+def _summary(entry: CatalogEntry) -> Json:
     return {
         "model": entry.model,
         "aliases": list(entry.aliases),
@@ -172,7 +172,7 @@ def lanes(profile: Profile) -> list[list[int]]:
     return rows
 
 
-def _profile_table(entry: Entry) -> Table:
+def _profile_table(entry: CatalogEntry) -> Table:
     """Return a table of the profiles; empty columns are omitted."""
     geometry = entry.geometry
     profiles = [geometry.profile(facts.name) if geometry else None for facts in entry.facts]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import math
 import os
+import re
 import secrets
 import signal
 import socket
@@ -18,11 +20,14 @@ import typer
 from slicewise.core.errors import SlicewiseError, UnknownNameError
 
 if TYPE_CHECKING:
+    from slicewise.engine.rehearsal import Rehearsal
     from slicewise.kubernetes.api_client import ApiClient
     from slicewise.kubernetes.conflicts import When
     from slicewise.kubernetes.controller import Controller
+    from slicewise.kubernetes.namespace_annotations import Unreadable
 
 _HOLD_BACK = ("auto", "always", "never")
+_UNREADABLE = ("last", "nothing", "unlimited")
 
 
 def k8s(
@@ -52,13 +57,23 @@ def k8s(
             min=1, max=3600, help="Another replica takes over after this time without renewal."
         ),
     ] = 15.0,
-    backfill: Annotated[
-        int,
-        typer.Option(min=0, max=1_000_000, help="How many pods behind a blocked one are tried."),
-    ] = 256,
-    overtakes: Annotated[
-        int, typer.Option(min=0, max=1_000_000, help="How often a pod may be overtaken.")
-    ] = 1024,
+    reserve_after: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME",
+            help="How long a pod waits before a window is reserved for it, such as 30s, 5m or 1h; "
+            "0: as soon as it is overtaken; never: no window is reserved.",
+        ),
+    ] = "5m",
+    reserve_share: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            help="The largest part of the GPUs of a model with a reserved window; a namespace may "
+            "have half of it. 0: none.",
+        ),
+    ] = 0.10,
     settle_seconds: Annotated[
         float,
         typer.Option(
@@ -67,14 +82,44 @@ def k8s(
             help="How long a pod is held back while claims of other classes compete for its GPU.",
         ),
     ] = 5.0,
+    cool_down: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME",
+            help="How long the slices of a bound pod that vanished without an end (deleted by "
+            "force, or with its node) are not given out again; 0: not at all.",
+        ),
+    ] = "90s",
     hold_back: Annotated[
         str,
         typer.Option(
             metavar="WHEN",
             help="When pods are held back until no claim of another class can have the same "
-            "slices: always, auto (while such claims are expected) or never.",
+            "slices: auto (on nodes for which such claims compete, or did in the last ten "
+            "minutes), always or never.",
         ),
-    ] = "always",
+    ] = "auto",
+    unreadable_quota: Annotated[
+        str,
+        typer.Option(
+            metavar="WHAT",
+            help="The limit of a namespace whose annotation cannot be read: last (the last known "
+            "limit; nothing if none is known), nothing (the namespace gets no more) or unlimited.",
+        ),
+    ] = "last",
+    qps: Annotated[
+        float,
+        typer.Option(
+            min=1,
+            max=10_000,
+            help="The most requests to the Kubernetes API per second; messages to pods have a "
+            "quarter as many of their own.",
+        ),
+    ] = 200.0,
+    burst: Annotated[
+        int,
+        typer.Option(min=1, max=100_000, help="The most requests at once, if few came before."),
+    ] = 400,
     listen: Annotated[
         str | None,
         typer.Option(
@@ -101,25 +146,31 @@ def k8s(
 ) -> None:
     """Run the Kubernetes controller: allocate slices to pods until interrupted."""
     try:
-        from slicewise.engine.queue import Discipline
+        from slicewise.engine.reservation_rules import ReservationRules
         from slicewise.kubernetes.api_client import ApiClient
-        from slicewise.kubernetes.controller import Controller, Options
+        from slicewise.kubernetes.controller import Controller, ControllerOptions
+        from slicewise.kubernetes.rate_limit import RequestLimits
     except ModuleNotFoundError as error:
         raise SlicewiseError(
             f"Kubernetes needs the extra packages of slicewise[k8s] ({error.name} is missing)"
         ) from None
-    options = Options(
+    options = ControllerOptions(
         policy=policy,
         namespace=namespace,
         lease=lease,
         identity=identity or f"{socket.gethostname()}-{secrets.token_hex(3)}",
         lease_seconds=lease_seconds,
-        discipline=Discipline(backfill, overtakes),
+        reservations=ReservationRules(_seconds("--reserve-after", reserve_after), reserve_share),
         settle_seconds=settle_seconds,
-        hold_back=_when(hold_back),
+        hold_back=cast("When", _one_of("--hold-back", hold_back, _HOLD_BACK)),
+        unreadable_quota=cast(
+            "Unreadable", _one_of("--unreadable-quota", unreadable_quota, _UNREADABLE)
+        ),
+        cool_down=_limited("--cool-down", cool_down),
     )
     address = [""]
     link = ApiClient.open(kubeconfig, context)
+    link.limits = RequestLimits(qps, burst)
     controller = Controller(link, options, address=lambda: address[0])
     flags: dict[str, object] = {
         "listen": listen,
@@ -136,10 +187,32 @@ def k8s(
         _serving(controller, link, flags, token_file, address)
 
 
-def _when(text: str) -> When:
-    if text not in _HOLD_BACK:
-        raise UnknownNameError("--hold-back", text, _HOLD_BACK)
-    return cast("When", text)
+def _one_of(flag: str, text: str, known: tuple[str, ...]) -> str:
+    if text not in known:
+        raise UnknownNameError(flag, text, known)
+    return text
+
+
+_LONGEST_SECONDS = 3600.0
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_TIME = re.compile("([0-9]{1,6}(?:[.][0-9]{1,3})?)([smhd]?)")
+
+
+def _seconds(flag: str, text: str) -> float:
+    if text == "never":
+        return math.inf
+    found = _TIME.fullmatch(text)
+    if found is None:
+        raise SlicewiseError(f"{flag} {text}: write a time such as 30s, 5m or 1h, or never")
+    return float(found[1]) * _UNITS[found[2] or "s"]
+
+
+def _limited(flag: str, text: str) -> float:
+    """A time that ends."""
+    seconds = math.inf if text == "never" else _seconds(flag, text)
+    if seconds > _LONGEST_SECONDS:
+        raise SlicewiseError(f"{flag} {text}: write a time of at most 1h, such as 30s or 2m")
+    return seconds
 
 
 def _alone(controller: Controller) -> None:
@@ -159,11 +232,12 @@ def _serving(
 ) -> None:
     """Run the controller with the read-only part of the service."""
     try:
+        from slicewise.cli.rehearsal_process import rehearse_with
         from slicewise.cli.serve import loop_factory
         from slicewise.config.logs import set_up_logs
         from slicewise.config.sources import read_settings
         from slicewise.dashboard.comparison_routes import routes
-        from slicewise.dashboard.pages import Pages
+        from slicewise.dashboard.pages import StaticPages
         from slicewise.kubernetes.metrics import ControllerMetrics
         from slicewise.runtime.source import Source
         from slicewise.server.server import listening, serve
@@ -178,17 +252,35 @@ def _serving(
     set_up_logs(settings.log_format, settings.log_level)
     listener = listening(settings.listen)
     thread = threading.Thread(target=_run_or_exit, args=(controller,), name="controller")
+
+    async def choose(rehearsal: Rehearsal) -> str:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[str] = loop.create_future()
+
+        def told(why: str) -> None:
+            loop.call_soon_threadsafe(answer.set_result, why)
+
+        controller.choose(rehearsal, told)
+        return await answer
+
     source = Source(
         read_only_message="this dashboard of a Kubernetes cluster is read-only: create, change and "
         "delete pods, claims, nodes and namespaces in the cluster, for instance with kubectl",
         problem=lambda: controller.problem,
+        warnings=lambda: controller.warnings,
         leads=lambda: controller.leads,
+        choose=choose,
         collectors=(ControllerMetrics(controller),),
     )
 
     async def run() -> None:
         service = Service(
-            controller.cache.journal, settings, pages=Pages(), routes=routes(), source=source
+            controller.cache.journal,
+            settings,
+            pages=StaticPages(),
+            routes=routes(),
+            source=source,
+            rehearse=rehearse_with(None),
         )
 
         def ready(url: str) -> None:

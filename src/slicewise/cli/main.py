@@ -82,7 +82,7 @@ def exit_status(arguments: Sequence[str]) -> int:
     return status if isinstance(status, int) else 0
 
 
-_LAB_PACKAGES = ("numba", "matplotlib", "pyarrow", "jinja2")
+_LAB_PACKAGES = ("llvmlite", "numba", "matplotlib", "pyarrow", "jinja2")
 """Packages of the extra `lab`, imported at first use; other extras report themselves."""
 
 

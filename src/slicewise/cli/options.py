@@ -68,6 +68,7 @@ class ExperimentName(StrEnum):
 
     PUBLISHED = "published"
     STEADY = "steady"
+    QUEUEING = "queueing"
 
 
 def positive_workers(workers: int | None) -> int | None:

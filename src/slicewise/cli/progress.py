@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -16,20 +16,35 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from slicewise.lab.executors import local_executor
 from slicewise.lab.experiment import Experiment, Tick
-from slicewise.lab.runner import Outcome, run_experiment, total_units
+from slicewise.lab.runner import Outcome, missing_units, run_missing
 from slicewise.policies.base import Policy, ScanPolicy, TablePolicy
 
 
 def run_with_progress(experiment: Experiment, workers: int | None, unit: str) -> Outcome:
     """Run an experiment with a progress display."""
-    report_slow_policies(experiment.policies, experiment.on_engine)
-    with progress(total_units(experiment), unit) as tick:
-        outcome = run_experiment(experiment, workers, tick)
-    if outcome.interrupted and any(map(outcome.paired_runs, range(len(experiment.mixes)))):
+    (outcome,) = run_together_with_progress([experiment], workers, unit)
+    return outcome
+
+
+def run_together_with_progress(
+    experiments: Sequence[Experiment], workers: int | None, unit: str
+) -> list[Outcome]:
+    """Run several experiments on the same workers, with one progress display."""
+    for experiment in experiments:
+        report_slow_policies(experiment.policies, experiment.on_engine)
+    outcomes = [Outcome(experiment) for experiment in experiments]
+    with progress(missing_units(outcomes), unit) as tick:
+        run_missing(outcomes, local_executor(workers), tick)
+    if any(outcome.interrupted and _has_results(outcome) for outcome in outcomes):
         console = Console(stderr=True, highlight=False)
         console.print("Interrupted: the results cover the finished runs.")
-    return outcome
+    return outcomes
+
+
+def _has_results(outcome: Outcome) -> bool:
+    return any(map(outcome.paired_runs, range(len(outcome.experiment.mixes))))
 
 
 def report_slow_policies(policies: Iterable[Policy], on_engine: bool = False) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -14,35 +15,32 @@ import slicewise
 from slicewise.catalog import load_geometry
 from slicewise.cli.options import DEFAULT_MODEL, AsJson, Seed, Workers, positive_workers
 from slicewise.cli.output import Row, as_csv, as_json, prepare_folder, write_text
-from slicewise.cli.progress import run_with_progress
+from slicewise.cli.progress import run_together_with_progress
 from slicewise.cli.tables import print_table
-from slicewise.lab.experiment import Published
-from slicewise.lab.mix import PUBLISHED, parse_mix
-from slicewise.lab.paper.comparison import Cell, Comparison, compare
-from slicewise.lab.paper.findings import findings
+from slicewise.lab.paper.arithmetic import impossible, possible_gpus, possible_runs
+from slicewise.lab.paper.comparison import Cell, Comparison, SideBySide, compare, side_by_side
 from slicewise.lab.paper.published import published
+from slicewise.lab.paper.readings import READINGS, PaperReading, ReadingName
 from slicewise.lab.paper.report import RunMeta, caption, render_report
 from slicewise.lab.results import mean_fragmentation, published_rows
 from slicewise.lab.runner import Outcome
 from slicewise.lab.workload import Lifetime
-from slicewise.policies.registry import policy
 
-SCHEMES = {
-    "mfi": "MFI",
-    "best-fit-strict": "BF-BI",
-    "worst-fit-strict": "WF-BI",
-    "first-fit-strict": "FF",
-    "round-robin-strict": "RR",
-}
-"""Our policies, with the paper's names."""
-
-GPUS = 100
+Comparisons = Mapping[str, Comparison]
+"""By the name of the reading."""
 
 
 def reproduce(
     out: Annotated[
         Path, typer.Option(metavar="DIR", help="Folder for the results, figures and report.")
     ],
+    reading: Annotated[
+        ReadingName,
+        typer.Option(
+            help="Reading to print and draw: what the numbers fit, or what the paper says. The "
+            "report has both."
+        ),
+    ] = ReadingName.DATA,
     runs: Annotated[
         int, typer.Option(metavar="N", help="Independent runs (the paper: 500).")
     ] = 500,
@@ -56,78 +54,103 @@ def reproduce(
 ) -> None:
     """Run the published experiment and compare our figures with the paper's."""
     geometry = load_geometry(DEFAULT_MODEL)
-    experiment = Published(
-        mixes=tuple(parse_mix(name, geometry) for name in PUBLISHED),
-        policies=tuple(policy(name) for name in SCHEMES),
-        gpus=GPUS,
-        runs=runs,
-        seed=seed,
-        lifetime=lifetime,
-    )
+    experiments = [r.experiment(geometry, runs, seed, lifetime) for r in READINGS.values()]
     workers = positive_workers(workers)
     prepare_folder(out)
-    outcome = run_with_progress(experiment, workers, "runs")
-    rows: list[Row] = [*published_rows(outcome, labels=SCHEMES)]
-    fragmentation: list[Row] = [*mean_fragmentation(outcome, SCHEMES)]
-    comparison = compare(rows, fragmentation)
+    outcomes = dict(
+        zip(READINGS, run_together_with_progress(experiments, workers, "runs"), strict=True)
+    )
+    rows: dict[ReadingName, list[Row]] = {}
+    means: dict[ReadingName, list[Row]] = {}
+    for name, outcome in outcomes.items():
+        schemes = READINGS[name].schemes
+        rows[name] = [*published_rows(outcome, READINGS[name].mfi, schemes)]
+        means[name] = [*mean_fragmentation(outcome, schemes)]
+    comparisons: Comparisons = {name: compare(rows[name], means[name]) for name in READINGS}
     document = {
-        **_meta(outcome, lifetime),
-        "results": rows,
-        "mean_fragmentation": fragmentation,
-        "comparison": [_compared(cell) for cell in comparison.cells],
+        "experiment": "published",
+        "model": geometry.model,
+        "runs": runs,
+        "seed": seed,
+        "lifetime": str(lifetime),
+        "interrupted": any(outcome.interrupted for outcome in outcomes.values()),
+        "version": slicewise.__version__,
+        "readings": {name: _reading_facts(READINGS[name], comparisons[name]) for name in READINGS},
+        "arithmetic": {
+            "gpus_of_the_text": published().gpus,
+            "impossible_with_them": [
+                [each.distribution, each.policy, each.percent]
+                for each in impossible(published().gpus)
+            ],
+            "possible_gpus": possible_gpus(),
+            "possible_runs": possible_runs(),
+        },
+        "results": _labelled(rows),
+        "mean_fragmentation": _labelled(means),
+        "comparison": [_compared(line) for line in side_by_side(comparisons)],
     }
     write_text(out / "results.json", as_json(document))
-    write_text(out / "results.csv", as_csv(rows))
-    svgs = _draw(rows, fragmentation, out)
+    write_text(out / "results.csv", as_csv(_labelled(rows)))
+    svgs = _draw(rows[reading], means[reading], out)
+    options = f"--reading {reading} --runs {runs} --seed {seed} --lifetime {lifetime}"
     meta = RunMeta(
+        reading=reading,
         runs=runs,
         seed=seed,
-        gpus=GPUS,
         model=geometry.model,
         lifetime=lifetime,
         version=slicewise.__version__,
-        command=f"slicewise reproduce --runs {runs} --seed {seed} --lifetime {lifetime} --out DIR",
-        interrupted=_missing(outcome),
+        command=f"slicewise reproduce {options} --out DIR",
+        interrupted=_missing(outcomes),
     )
-    write_text(out / "report.html", render_report(meta, comparison, findings(comparison), svgs))
+    write_text(out / "report.html", render_report(meta, comparisons, svgs))
     if json:
         typer.echo(as_json(document), nl=False)
     else:
-        _print(comparison, out)
+        _print(comparisons, reading, out)
 
 
-def _meta(outcome: Outcome, lifetime: Lifetime) -> dict[str, object]:
-    experiment = outcome.experiment
+def _reading_facts(reading: PaperReading, comparison: Comparison) -> dict[str, object]:
     return {
-        "experiment": "published",
-        "model": experiment.mixes[0].geometry.model,
-        "gpus": experiment.gpus,
-        "runs": experiment.runs,
-        "seed": experiment.seed,
-        "lifetime": str(lifetime),
-        "interrupted": outcome.interrupted,
-        "version": slicewise.__version__,
+        "summary": reading.summary,
+        "gpus": reading.gpus,
+        "measure": str(reading.measure),
+        "mfi": reading.mfi,
+        "within_margin": comparison.agreeing,
+        "compared": len(comparison.cells),
     }
 
 
-def _compared(cell: Cell) -> dict[str, object]:
-    return {
-        "figure": cell.figure,
-        "distribution": cell.distribution,
-        "policy": cell.policy,
-        "published": cell.published,
-        "ours": cell.ours,
-        "difference": cell.difference,
-        "within_margin": cell.within,
+def _labelled(rows: Mapping[ReadingName, Sequence[Row]]) -> list[Row]:
+    return [{"reading": str(name), **row} for name, each in rows.items() for row in each]
+
+
+def _compared(line: SideBySide) -> dict[str, object]:
+    found: dict[str, object] = {
+        "figure": line.quantity.key,
+        "distribution": line.distribution,
+        "policy": line.policy,
+        "published": line.published,
     }
+    for name, cell in line.cells.items():
+        found[str(name)] = {
+            "ours": cell.ours,
+            "difference": cell.difference,
+            "within_margin": cell.within,
+        }
+    return found
 
 
-def _missing(outcome: Outcome) -> str:
-    if not outcome.interrupted:
+def _missing(outcomes: Mapping[ReadingName, Outcome]) -> str:
+    parts: list[str] = []
+    for name, outcome in outcomes.items():
+        if outcome.interrupted:
+            mixes = enumerate(outcome.experiment.mixes)
+            parts += [f"{name} {mix.name} {len(outcome.paired_runs(m))}" for m, mix in mixes]
+    if not parts:
         return ""
-    mixes = outcome.experiment.mixes
-    finished = ", ".join(f"{mix.name} {len(outcome.paired_runs(m))}" for m, mix in enumerate(mixes))
-    return f"Runs that every policy finished: {finished}, of {outcome.experiment.runs} each."
+    runs = next(iter(outcomes.values())).experiment.runs
+    return f"Runs that every policy finished: {', '.join(parts)}, of {runs} each."
 
 
 def _draw(rows: list[Row], fragmentation: list[Row], out: Path) -> dict[str, str]:
@@ -151,25 +174,33 @@ def _draw(rows: list[Row], fragmentation: list[Row], out: Path) -> dict[str, str
     }
 
 
-def _print(comparison: Comparison, out: Path) -> None:
+def _print(comparisons: Comparisons, reading: ReadingName, out: Path) -> None:
+    comparison = comparisons[reading]
     console = Console(highlight=False)
-    table = Table(box=None, pad_edge=False, title="Published|ours at 85% demand")
+    title = f"Published|ours at 85% demand, reading {reading}"
+    table = Table(box=None, pad_edge=False, title=title)
     table.add_column("", no_wrap=True, min_width=10)
     for quantity in comparison.quantities:
         table.add_column(_SHORT[quantity.key], justify="right", no_wrap=True)
     cells = {(c.distribution, c.policy, c.figure): c for c in comparison.cells}
     for distribution in dict.fromkeys(cell.distribution for cell in comparison.cells):
         table.add_row(Text(distribution, "bold"))
-        for scheme in SCHEMES.values():
+        for scheme in READINGS[reading].schemes.values():
             row = [cells.get((distribution, scheme, q.key)) for q in comparison.quantities]
             table.add_row(f"  {scheme}", *map(_side_by_side, row))
     print_table(table, console)
-    outside = sum(not cell.within for cell in comparison.cells)
-    console.print(
-        f"\n! marks the {outside} of {len(comparison.cells)} figures that lie outside their "
-        "margin; F is the mean over all demand. The report says what is not explained."
-    )
+    console.print("\n! marks what lies outside its margin; F is the mean over all demand.")
+    counts = (f"{name} {each.agreeing} of {len(each.cells)}" for name, each in comparisons.items())
+    gpus = ", ".join(f"{name} {reading.gpus}" for name, reading in READINGS.items())
+    console.print(f"Numbers of GPUs: {gpus}; the paper's digits allow {_multiples()}.")
+    console.print(f"Figures within their margin: {', '.join(counts)}.")
     typer.echo(f"Report: {out / 'report.html'} (figures, results.json and results.csv beside it)")
+
+
+def _multiples() -> str:
+    """Name the numbers of GPUs that the digits allow."""
+    *most, last = possible_gpus()
+    return f"{', '.join(map(str, most))} or {last}"
 
 
 _SHORT = {

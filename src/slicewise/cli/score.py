@@ -13,6 +13,12 @@ from slicewise.cli.choices import chosen_geometry
 from slicewise.cli.options import AsJson, GeometryFiles, ModelName
 from slicewise.cli.output import as_json
 from slicewise.cli.tables import print_table
+from slicewise.core.compute_fragmentation import (
+    ComputeReading,
+    Use,
+    compute_score_by_profile,
+    uses,
+)
 from slicewise.core.fragmentation import (
     Reading,
     blocked_starts,
@@ -32,7 +38,7 @@ def score(
     geometry: GeometryFiles = None,
     json: AsJson = False,
 ) -> None:
-    """Compute the fragmentation score F of a GPU, under both readings, profile by profile."""
+    """Compute the fragmentation score F of a GPU, under every reading, profile by profile."""
     chosen = chosen_geometry(model, geometry)
     occupied = chosen.mask(mask)
     if json:
@@ -62,7 +68,19 @@ def _document(geometry: Geometry, mask: int) -> dict[str, object]:
             }
             for profile in geometry.plain_profiles
         },
+        "compute_slices": [
+            {
+                "used": use.compute,
+                **{str(reading): _in_compute(geometry, use, reading) for reading in ComputeReading},
+            }
+            for use in uses(geometry, mask)
+        ],
     }
+
+
+def _in_compute(geometry: Geometry, use: Use, reading: ComputeReading) -> dict[str, object]:
+    added = compute_score_by_profile(geometry, use, reading)
+    return {"score": sum(added.values()), "by_profile": added}
 
 
 def _print(geometry: Geometry, mask: int) -> None:
@@ -98,10 +116,35 @@ def _print(geometry: Geometry, mask: int) -> None:
     table.add_row("F", "", "", "", totals[Reading.PARTIAL], "", totals[Reading.OVERLAP], "")
     print_table(table, console)
     console.print(
-        "\npartial counts windows with both free and taken slices (the paper's metric); "
+        "\npartial counts windows with both free and taken slices (the paper's example); "
         "overlap counts every window with a taken slice (its Algorithm 1). A profile larger than "
         "the free slices is not counted."
     )
+    _print_compute(console, geometry, mask)
+
+
+def _print_compute(console: Console, geometry: Geometry, mask: int) -> None:
+    """F in compute slices, for each number of them that instances on these slices may use."""
+    possible = uses(geometry, mask)
+    if not possible:
+        console.print("\nNo instances occupy exactly these slices: F in compute slices is unknown.")
+        return
+    table = Table(box=None, pad_edge=False, title="F in compute slices", title_justify="left")
+    table.add_column("Used", no_wrap=True)
+    for reading in ComputeReading:
+        table.add_column(str(reading), justify="right", no_wrap=True)
+    table.add_column("added under compute, by profile")
+    for use in possible:
+        scores = [compute_score_by_profile(geometry, use, reading) for reading in ComputeReading]
+        parts = ", ".join(f"{name} {added}" for name, added in scores[0].items() if added)
+        totals = [str(sum(added.values())) for added in scores]
+        table.add_row(f"{use.compute} of {geometry.compute}", *totals, Text(parts or "-"))
+    console.print(
+        "\nBy compute slices, a profile counts if its compute slices fit in the free ones. It adds "
+        "them for every window with a taken memory slice, if a compute slice behind the window is "
+        "free (compute), or that or a memory slice in it (either).\n"
+    )
+    print_table(table, console)
 
 
 def _list(starts: tuple[int, ...]) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from slicewise.cli.connection import service_packages
+from slicewise.cli.rehearsal_process import rehearse_with
 from slicewise.core.errors import SlicewiseError
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def make_folder(folder: Path) -> None:
 
 def _run(store: Store, settings: Settings, listener: socket.socket) -> None:
     from slicewise.dashboard.comparison_routes import routes
-    from slicewise.dashboard.pages import Pages
+    from slicewise.dashboard.pages import StaticPages
     from slicewise.server.server import serve
     from slicewise.server.service import Service
 
@@ -130,9 +131,10 @@ def _run(store: Store, settings: Settings, listener: socket.socket) -> None:
         service = Service(
             store,
             settings,
-            pages=Pages(),
+            pages=StaticPages(),
             routes=(*routes(), *(extender.routes() if extender else ())),
             companions=(extender.run,) if extender else (),
+            rehearse=rehearse_with(settings.data),
         )
 
         def ready(url: str) -> None:

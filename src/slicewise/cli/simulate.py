@@ -32,20 +32,29 @@ from slicewise.cli.output import (
     write_text,
 )
 from slicewise.cli.progress import run_with_progress
-from slicewise.cli.queue_options import (
-    PATIENCE,
-    BackfillOption,
-    OvertakesOption,
+from slicewise.cli.queueing import (
+    POLICIES,
+    DisciplineOption,
     PatienceOption,
-    PriorityShareOption,
-    QueueOption,
-    QueueOptions,
+    QueueingOptions,
+    ReserveAfterOption,
+    ReserveShareOption,
+    ScenarioOption,
+    print_queueing,
+)
+from slicewise.cli.steady import (
+    DriftOption,
+    DriftToOption,
+    LeasesOption,
+    LifetimesOption,
+    SteadyOptions,
+    print_drift,
 )
 from slicewise.cli.tables import Columns, figure_cell, figures_table, print_table
 from slicewise.core.errors import SlicewiseError
 from slicewise.lab.experiment import ORACLE, Experiment, Published, Steady
 from slicewise.lab.migration import Migration, migration_rows
-from slicewise.lab.queueing import Queued, queue_rows
+from slicewise.lab.queueing import Queueing, queueing_rows
 from slicewise.lab.results import published_rows, steady_rows
 from slicewise.lab.runner import Outcome
 from slicewise.lab.workload import Lifetime
@@ -66,7 +75,8 @@ def simulate(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="A policy; repeat, or separate by commas (default: all but the strict ones).",
+            help="A policy; repeat, or separate by commas (default: all but the strict ones; "
+            f"with --experiment queueing {POLICIES[0]}).",
         ),
     ] = None,
     distribution: Annotated[
@@ -86,29 +96,36 @@ def simulate(
     runs: Annotated[int, typer.Option(metavar="N", help="Independent runs.")] = 20,
     seed: Seed = 1,
     experiment: Annotated[
-        ExperimentName, typer.Option(help="Fill the cluster once, or run at a constant load.")
+        ExperimentName,
+        typer.Option(
+            help="Fill the cluster once, run at a constant load, or let tenants wait for room."
+        ),
     ] = ExperimentName.PUBLISHED,
     load: Annotated[
-        float, typer.Option(metavar="X", help="Steady: offered load, 1 is all slices.")
+        float, typer.Option(metavar="X", help="Steady, queueing: offered load, 1 is all slices.")
     ] = 0.85,
     duration: Annotated[
-        int, typer.Option(metavar="N", help="Steady: length of a run, in longest lifetimes.")
+        int,
+        typer.Option(metavar="N", help="Steady, queueing: length of a run, in longest lifetimes."),
     ] = 40,
     warmup: Annotated[
-        int, typer.Option(metavar="N", help="Steady: how much of it is not measured.")
+        int, typer.Option(metavar="N", help="Steady, queueing: how much of it is not measured.")
     ] = 3,
     oracle: Annotated[
         bool,
         typer.Option(
-            help="Steady: also run the limit, an oracle that rearranges all instances at no cost "
-            "(not with a queue)."
+            help="Steady: also run the limit, an oracle that rearranges all instances at no cost."
         ),
     ] = True,
-    queue: QueueOption = None,
-    backfill: BackfillOption = None,
-    overtakes: OvertakesOption = None,
+    scenario: ScenarioOption = None,
+    discipline: DisciplineOption = None,
     patience: PatienceOption = None,
-    priority_share: PriorityShareOption = None,
+    reserve_after: ReserveAfterOption = None,
+    reserve_share: ReserveShareOption = None,
+    lifetimes: LifetimesOption = None,
+    leases: LeasesOption = None,
+    drift: DriftOption = None,
+    drift_to: DriftToOption = None,
     migrate: Annotated[
         float | None,
         typer.Option(
@@ -126,55 +143,61 @@ def simulate(
 ) -> None:
     """Compare policies on the same arrivals, with 95% intervals over the runs."""
     chosen = chosen_geometry(model, geometry)
-    mixes = chosen_mixes(distribution or ["uniform"], chosen)
-    policies = chosen_policies(policy or DEFAULT_POLICIES)
-    queueing = QueueOptions(queue, backfill, overtakes, patience, priority_share)
-    queueing.check(experiment is ExperimentName.STEADY)
-    if migrate is not None and (experiment is not ExperimentName.STEADY or queue is not None):
-        raise SlicewiseError("--migrate needs --experiment steady, and no --queue")
+    options = QueueingOptions(scenario, discipline, patience, reserve_after, reserve_share)
+    sustained = SteadyOptions(lifetimes, leases, drift, drift_to)
+    waits = experiment is ExperimentName.QUEUEING
+    if experiment is not ExperimentName.STEADY:
+        sustained.check_unused()
+    if migrate is not None and experiment is not ExperimentName.STEADY:
+        raise SlicewiseError("--migrate needs --experiment steady")
+    if waits and distribution is not None:
+        raise SlicewiseError(
+            "--distribution: the tenants of a scenario have their own; choose with --scenario"
+        )
     settings: dict[str, Any] = {
-        "mixes": mixes,
-        "policies": policies,
+        "policies": chosen_policies(policy or (POLICIES if waits else DEFAULT_POLICIES)),
         "gpus": gpus,
         "runs": runs,
         "seed": seed,
         "gpus_per_node": gpus_per_node,
     }
     kind: type[Experiment]
-    if experiment is ExperimentName.PUBLISHED:
-        kind = Published
-        settings["lifetime"] = lifetime
+    if waits:
+        kind = Queueing
+        settings |= {"load": load, "lifetimes": duration, "warmup": warmup}
+        settings |= options.settings(chosen)
     else:
-        kind = Steady
-        settings |= {"load": load, "lifetimes": duration, "warmup": warmup, "oracle": oracle}
-    if queue is not None:
-        kind = Queued
-        del settings["oracle"]
-        settings |= {
-            "discipline": queueing.discipline,
-            "patience": PATIENCE if patience is None else patience,
-            "priority_share": priority_share or 0.0,
-        }
-    elif migrate is not None:
-        kind = Migration
-        settings["share"] = migrate
+        options.check_unused()
+        settings["mixes"] = chosen_mixes(distribution or ["uniform"], chosen)
+        if experiment is ExperimentName.PUBLISHED:
+            kind = Published
+            settings["lifetime"] = lifetime
+        else:
+            kind = Steady
+            settings |= {"load": load, "lifetimes": duration, "warmup": warmup, "oracle": oracle}
+            settings |= sustained.settings(settings["mixes"], chosen)
+            if migrate is not None:
+                kind = Migration
+                settings["share"] = migrate
     what = kind(**settings)
     prepare_files(csv, plot)
     unit = "runs" if isinstance(what, Published) else "slots"
     outcome = run_with_progress(what, positive_workers(workers), unit)
     rows = _rows(outcome)
     if csv is not None:
-        write_text(csv, as_csv([_without_groups(row) for row in rows]))
+        write_text(csv, as_csv(rows))
     if plot is not None:
         _plot(what, rows, plot)
     if json:
         typer.echo(as_json(_document(outcome, experiment, rows)), nl=False)
     elif isinstance(what, Published):
         _print_published(rows)
-    elif isinstance(what, Queued):
-        _print_queued(rows)
+    elif isinstance(what, Queueing):
+        print_queueing(what, rows)
     else:
         _print_steady(rows)
+        if drift is not None:
+            print_drift(rows)
     say_written(csv, plot)
 
 
@@ -182,17 +205,12 @@ def _rows(outcome: Outcome) -> list[Row]:
     match outcome.experiment:
         case Published():
             return [*published_rows(outcome)]
-        case Queued():
-            return [*queue_rows(outcome)]
+        case Queueing():
+            return [*queueing_rows(outcome)]
         case Migration():
             return [*migration_rows(outcome)]
         case _:
             return [*steady_rows(outcome)]
-
-
-def _without_groups(row: Row) -> Row:
-    """Drop nested groups, so that every distribution has the same columns."""
-    return {name: value for name, value in row.items() if not isinstance(value, dict)}
 
 
 def _document(outcome: Outcome, name: ExperimentName, rows: list[Row]) -> dict[str, object]:
@@ -233,40 +251,6 @@ def _print_steady(rows: list[Row]) -> None:
             Console().print(f"{ORACLE}: {missing}", highlight=False, soft_wrap=True)
 
 
-def _print_queued(rows: list[Row]) -> None:
-    first = rows[0]
-    forever = first["patience_lifetimes"] is None
-    urgent = first["priority_share"] != 0
-    columns = {
-        # Without patience nothing is rejected; what is left shows whether the queue grows.
-        "left %" if forever else "rejected %": (
-            "still_waiting_share" if forever else "rejected_share",
-            100,
-            2,
-        ),
-        "waited %": ("waited_share", 100, 1),
-        "mean wait": ("mean_wait_lifetimes", 100, 1),
-    }
-    if urgent:
-        columns["first"] = ("priority_mean_wait_lifetimes", 100, 1)
-    columns["95%"] = ("wait_p95_lifetimes", 100, 1)
-    if not urgent:
-        columns["99%"] = ("wait_p99_lifetimes", 100, 1)
-    columns["util. %"] = ("utilization_percent", 1, 1)
-    behind, overtakes, patience = (
-        first[name] for name in ("backfill", "overtakes", "patience_lifetimes")
-    )
-    title = (
-        f"{first['gpus']} GPUs at load {first['load']:g}, {runs_of(rows)} runs; "
-        + (f"backfill {behind}, {overtakes} overtakes" if behind else "fifo")
-        + (", waiting for ever" if forever else f", patience {patience:g} mean lifetimes")
-        + "; waits in % of the mean lifetime"
-        + (f", first: of the {first['priority_share']:.0%} with priority" if urgent else "")
-        + ("; left: still waiting at the end" if forever else "")
-    )
-    _print_by_distribution(rows, columns, title)
-
-
 def _print_published(rows: list[Row]) -> None:
     columns = {
         "acceptance": ("acceptance_rate", 1, 3),
@@ -292,12 +276,13 @@ def _print_by_distribution(rows: list[Row], columns: Columns, title: str) -> Non
 
 
 def _plot(experiment: Experiment, rows: list[Row], path: Path) -> None:
-    from slicewise.lab.figures.bars import steady_bars, waiting_bars
+    from slicewise.lab.figures.bars import steady_bars
     from slicewise.lab.figures.curves import demand_curves
+    from slicewise.lab.figures.queueing import queueing_bars
     from slicewise.lab.figures.save import save_as
 
-    if isinstance(experiment, Queued):
-        save_as(waiting_bars(rows), path)
+    if isinstance(experiment, Queueing):
+        save_as(queueing_bars(rows), path)
     elif isinstance(experiment, Steady):
         save_as(steady_bars(rows), path)
     else:

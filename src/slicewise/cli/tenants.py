@@ -19,7 +19,7 @@ from slicewise.cli.options import AsJson, command_group, without_subcommand
 from slicewise.core.errors import SlicewiseError
 
 if TYPE_CHECKING:
-    from slicewise.api.tenants import NewTokenView, TenantView
+    from slicewise.api.tenants import NewTokenView, Quota, TenantView
 
 tenants = command_group()
 tokens = command_group()
@@ -34,7 +34,20 @@ ComputeSlices = Annotated[
 ]
 Instances = Annotated[str | None, typer.Option(metavar="N", help="Instances held at a time.")]
 Rate = Annotated[str | None, typer.Option(metavar="N", help="Requests a second.")]
-MaxPriority = Annotated[str | None, typer.Option(metavar="N", help="Highest priority it may use.")]
+MaxPriority = Annotated[
+    str | None,
+    typer.Option(metavar="N", help="Priorities up to this one count against other tenants."),
+]
+Weight = Annotated[
+    str | None, typer.Option(metavar="N", help="Share when several tenants wait; 1 by default.")
+]
+Guarantee = Annotated[
+    str | None, typer.Option(metavar="N", help="Memory slices within which its requests are first.")
+]
+DefaultLease = Annotated[
+    str | None, typer.Option(metavar="SECONDS", help="Lease of a request that asks for none.")
+]
+MaxLease = Annotated[str | None, typer.Option(metavar="SECONDS", help="The longest lease.")]
 
 
 class RoleName(StrEnum):
@@ -65,8 +78,13 @@ def _list_tenants(
     if json:
         show_json(found)
         return
-    header = ("Tenant", "Memory", "Compute", "Instances", "Waiting", "Rate", "Priority")
-    print_columns(header, [_row(tenant) for tenant in found], "no tenants")
+    print_columns(_HEADER, [_row(tenant) for tenant in found], "no tenants")
+
+
+_HEADER = (
+    "Tenant", "Memory", "Compute", "Instances", "Waiting",
+    "Weight", "Guarantee", "Priority", "Rate", "Lease",
+)  # fmt: skip
 
 
 def _row(tenant: TenantView) -> tuple[str, ...]:
@@ -74,38 +92,55 @@ def _row(tenant: TenantView) -> tuple[str, ...]:
         return f"{used}" if limit is None else f"{used}/{limit}"
 
     usage, quota = tenant.usage, tenant.quota
-    rate, priority = quota.requests_per_second, quota.max_priority
+    rate = quota.requests_per_second
     return (
         tenant.name,
         share(usage.memory_slices, quota.memory_slices),
         share(usage.compute_slices, quota.compute_slices),
         share(usage.instances, quota.instances),
         str(usage.waiting),
+        f"{quota.weight:g}",
+        str(quota.guarantee),
+        str(quota.max_priority),
         "" if rate is None else f"{rate:g}/s",
-        "" if priority is None else f"up to {priority}",
+        _lease(quota),
     )
 
 
-def _limits(**given: str | None) -> dict[str, Any]:
-    """Parse the given limits; `none` becomes None."""
-    limits: dict[str, Any] = {}
-    for name, text in given.items():
-        if text is None:
-            continue
-        if text == "none":
-            limits[name] = None
-            continue
-        option = "--" + name.replace("_", "-")
-        try:
-            number = float(text)
-        except ValueError:
-            number = math.nan
-        whole = name != "requests_per_second"
-        if not math.isfinite(number) or (whole and number != int(number)):
-            kind = "a whole number" if whole else "a number"
-            raise SlicewiseError(f"{option} must be {kind} or none, not {text!r}")
-        limits[name] = int(number) if whole else number
-    return limits
+def _lease(quota: Quota) -> str:
+    """Return the default lease and the longest one, as far as they are set."""
+    default, longest = quota.default_lease_seconds, quota.max_lease_seconds
+    limits = [] if default is None else [f"{default:g} s"]
+    return ", ".join(limits if longest is None else [*limits, f"at most {longest:g} s"])
+
+
+_FRACTIONS = frozenset(
+    {"requests_per_second", "weight", "default_lease_seconds", "max_lease_seconds"}
+)
+"""Terms that need not be whole numbers."""
+_NEVER_NONE = frozenset({"max_priority", "weight", "guarantee"})
+
+
+def _terms(**given: str | None) -> dict[str, Any]:
+    """Parse the given terms; `none` removes a limit."""
+    return {name: _number(name, text) for name, text in given.items() if text is not None}
+
+
+def _number(name: str, text: str) -> float | None:
+    optional, whole = name not in _NEVER_NONE, name not in _FRACTIONS
+    if optional and text == "none":
+        return None
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number) or (whole and number != int(number)):
+        option = "--" + name.removesuffix("_lease_seconds").replace("_", "-")
+        option += "-lease" if name.endswith("_lease_seconds") else ""
+        kind = "a whole number" if whole else "a number"
+        other = " or none" if optional else ""
+        raise SlicewiseError(f"{option} must be {kind}{other}, not {text!r}")
+    return int(number) if whole else number
 
 
 @tenants.command("add")
@@ -116,22 +151,30 @@ def _add_tenant(
     instances: Instances = None,
     requests_per_second: Rate = None,
     max_priority: MaxPriority = None,
+    weight: Weight = None,
+    guarantee: Guarantee = None,
+    default_lease: DefaultLease = None,
+    max_lease: MaxLease = None,
     server: Server = DEFAULT_SERVER,
     token_file: TokenFile = None,
     json: AsJson = False,
 ) -> None:
-    """Create a tenant, optionally with limits."""
-    limits = _limits(
+    """Create a tenant, optionally with limits and a share."""
+    terms = _terms(
         memory_slices=memory_slices,
         compute_slices=compute_slices,
         instances=instances,
         requests_per_second=requests_per_second,
         max_priority=max_priority,
+        weight=weight,
+        guarantee=guarantee,
+        default_lease_seconds=default_lease,
+        max_lease_seconds=max_lease,
     )
     with connect(server, token_file) as client:
         from slicewise.client import Quota
 
-        tenant = client.add_tenant(name, Quota(**limits))
+        tenant = client.add_tenant(name, Quota(**terms))
     print_result(tenant, json, f"{tenant.name}: created")
 
 
@@ -143,22 +186,30 @@ def _quota(
     instances: Instances = None,
     requests_per_second: Rate = None,
     max_priority: MaxPriority = None,
+    weight: Weight = None,
+    guarantee: Guarantee = None,
+    default_lease: DefaultLease = None,
+    max_lease: MaxLease = None,
     server: Server = DEFAULT_SERVER,
     token_file: TokenFile = None,
     json: AsJson = False,
 ) -> None:
-    """Change a tenant's limits; `none` removes one."""
-    limits = _limits(
+    """Change a tenant's limits and share; `none` removes a limit."""
+    terms = _terms(
         memory_slices=memory_slices,
         compute_slices=compute_slices,
         instances=instances,
         requests_per_second=requests_per_second,
         max_priority=max_priority,
+        weight=weight,
+        guarantee=guarantee,
+        default_lease_seconds=default_lease,
+        max_lease_seconds=max_lease,
     )
-    if not limits:
-        raise SlicewiseError("name at least one limit to change, such as --instances 10")
+    if not terms:
+        raise SlicewiseError("name at least one term to change, such as --instances 10")
     with connect(server, token_file) as client:
-        tenant = client.change_quota(name, **limits)
+        tenant = client.change_quota(name, **terms)
     print_result(tenant, json, f"{tenant.name}: changed")
 
 

@@ -27,11 +27,11 @@ def top(
     console = Console(highlight=False)
     if json or once or not console.is_terminal or console.is_dumb_terminal:
         with connect(server, token_file) as client:
-            view = client.cluster(gpus=True)
+            view, policy = client.cluster(gpus=True), client.policy()
         if json:
             show_json(view)
         else:
-            console.print(screen(view, console))
+            console.print(screen(view, console, policy=policy))
         return
     from slicewise.cli.top_live import watch  # asyncio, which --once does not need
 

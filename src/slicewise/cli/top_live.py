@@ -17,7 +17,7 @@ from slicewise.cli.top_screen import DETAILED_GPUS, EventRates, screen
 from slicewise.core.errors import SlicewiseError
 
 if TYPE_CHECKING:
-    from slicewise.client import AsyncClient, ClusterView
+    from slicewise.client import AsyncClient, ClusterView, PolicyStatus
 
 _RECONNECT_SECONDS = 2.0
 
@@ -34,7 +34,7 @@ async def _watch(console: Console, interval: float, server: str, token_file: Pat
         from slicewise.client import AsyncClient
 
         async with AsyncClient(server, token_of(token_file), patience=PATIENCE) as client:
-            view = await _fetch(client, None)
+            view, policy = await _fetch(client, None)
             event_rates = EventRates(time.monotonic())
             counting = asyncio.create_task(_count_events(client, event_rates))
             problem = ""
@@ -42,10 +42,10 @@ async def _watch(console: Console, interval: float, server: str, token_file: Pat
                 with Live(console=console, screen=True, auto_refresh=False) as live:
                     while True:
                         rates = None if event_rates.stalled else event_rates.rates(time.monotonic())
-                        live.update(screen(view, console, rates, problem), refresh=True)
+                        live.update(screen(view, console, rates, problem, policy), refresh=True)
                         await asyncio.sleep(interval)
                         try:
-                            view, problem = await _fetch(client, view), ""
+                            (view, policy), problem = await _fetch(client, view), ""
                         except SlicewiseError as error:
                             problem = _transient(error)  # keep showing the last view
             finally:
@@ -53,9 +53,10 @@ async def _watch(console: Console, interval: float, server: str, token_file: Pat
                 await asyncio.wait({counting})
 
 
-async def _fetch(client: AsyncClient, last: ClusterView | None) -> ClusterView:
-    """Fetch the cluster, with single GPUs unless there are too many to show."""
-    return await client.cluster(gpus=last is None or last.gpus <= DETAILED_GPUS)
+async def _fetch(client: AsyncClient, last: ClusterView | None) -> tuple[ClusterView, PolicyStatus]:
+    """Fetch the cluster, with single GPUs unless there are too many to show, and the policy."""
+    cluster = await client.cluster(gpus=last is None or last.gpus <= DETAILED_GPUS)
+    return cluster, await client.policy()
 
 
 async def _count_events(client: AsyncClient, event_rates: EventRates) -> None:

@@ -10,15 +10,18 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from slicewise.cli.formatting import holds_of
+from slicewise.cli.formatting import holds_of, short
 
 if TYPE_CHECKING:
     from slicewise.api.cluster import ClusterView
     from slicewise.api.nodes import GpuView, NodeView
+    from slicewise.api.policy import PolicyStatus
 
 DETAILED_GPUS = 1024
 """More GPUs than this are shown node by node."""
 _WINDOW_SECONDS = 10.0
+_CANDIDATES = 2
+"""The best tables of a rehearsal that are listed."""
 _COUNTED = {"allocated": "placed", "served": "placed", "ended": "ended", "rejected": "rejected"}
 _COLOURS = {"1": "cyan", "2": "green", "3": "yellow", "4": "magenta", "7": "blue"}
 _MARKS = {
@@ -61,6 +64,7 @@ def screen(
     console: Console,
     rates: dict[str, float] | None = None,
     trouble: str = "",
+    policy: PolicyStatus | None = None,
 ) -> RenderableType:
     """Lay out the overview; a terminal shows as many nodes as fit."""
     signs = _SIGNS if (console.encoding or "").startswith("utf") else _PLAIN_SIGNS
@@ -75,6 +79,7 @@ def screen(
         f"F {view.fragmentation.partial:.2f}",
         *(f"{rate:.1f}/s {kind}" for kind, rate in (rates or {}).items()),
         f"by {view.policy}",
+        *_table_facts(policy),
     ]
     head = _flow(facts, console.width)
     if trouble:
@@ -89,10 +94,46 @@ def screen(
         free = f"{model.free_slices}/{model.slices}"
         left.add_row(Text(model.model), free, _flow(list(fits), console.width - 30))
     rows = _nodes(view, console.width, signs)
+    expected = _expected(policy)
+    top = Group(head, Text(), left, *expected, Text())
     if console.is_terminal:
-        room = console.height - len(console.render_lines(Group(head, left))) - 3
+        room = console.height - len(console.render_lines(top)) - 1
         rows = _fitting(rows, max(room, 1))
-    return Group(head, Text(), left, Text(), *(row for _, row in rows))
+    return Group(top, *(row for _, row in rows))
+
+
+def _table_facts(policy: PolicyStatus | None) -> list[str]:
+    """Name the table that places requests, since when, and the rejections since then."""
+    if policy is None or policy.table is None:
+        return []
+    words = [f"table {policy.table}" + (f" since {short(policy.since)}" if policy.since else "")]
+    if policy.seen is not None and policy.seen.requests:
+        words.append(f"{policy.seen.rejected / policy.seen.requests:.2%} rejected since then")
+    return words
+
+
+def _expected(policy: PolicyStatus | None) -> list[RenderableType]:
+    """List the best tables of the last rehearsal, and the one in use, by expected rejections."""
+    if policy is None or policy.rehearsal is None:
+        return []
+    candidates = sorted(policy.rehearsal.candidates, key=lambda one: one.rejected.value)
+    kept = [
+        one
+        for place, one in enumerate(candidates)
+        if place < _CANDIDATES or one.in_use or one.table == "least-lost"
+    ]
+    table = Table(box=None, pad_edge=False)
+    table.add_column("Table", no_wrap=True)
+    table.add_column("Expected to reject", justify="right", no_wrap=True)
+    table.add_column("95% interval", no_wrap=True)
+    for one in kept:
+        figure = one.rejected
+        table.add_row(
+            Text(one.table, "bold" if one.in_use else ""),
+            f"{figure.value:.3%}",
+            f"{figure.low:.3%} to {figure.high:.3%}" + ("  in use" if one.in_use else ""),
+        )
+    return [Text(), table]
 
 
 def _flow(parts: list[str], width: int) -> Text:

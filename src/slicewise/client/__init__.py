@@ -4,6 +4,8 @@
 >>> with Client("http://127.0.0.1:8080", token="sw_...") as client:  # doctest: +SKIP
 ...     allocation = client.allocate("3g.40gb", lease_seconds=3600)
 ...     client.release(allocation.id)
+
+Imports `api`, `journal` and `core`, and neither NumPy nor the engine: commands load it at once.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from slicewise.api.defrag import MoveBody, PlanView
 from slicewise.api.events import EventView
 from slicewise.api.health import ClockStepView, ClockView, Readiness
 from slicewise.api.nodes import NodeDetail, NodeView
+from slicewise.api.policy import PolicyStatus
 from slicewise.api.stats import StatsView
 from slicewise.api.tenants import NewTokenView, Quota, TenantView, TokenView, WhoView
 from slicewise.client.blocking_client import Client
@@ -51,6 +54,7 @@ __all__ = [
     "Part",
     "PartView",
     "PlanView",
+    "PolicyStatus",
     "PolicyView",
     "Problem",
     "Quota",

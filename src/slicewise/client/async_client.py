@@ -6,28 +6,28 @@ import ssl
 from asyncio import sleep
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from typing import TypeVar
 
 import httpx
 from msgspec import UNSET, UnsetType
 
 from slicewise.api.agents import ForeignView
-from slicewise.api.allocations import AllocationBody, AllocationView, DryRun
+from slicewise.api.allocations import AllocationBody, AllocationView, DryRun, LineView
 from slicewise.api.cluster import ClusterView, ModelView, PolicyView
 from slicewise.api.defrag import MoveBody, PlanView
 from slicewise.api.events import EventView
 from slicewise.api.health import ClockStepView, ClockView, Readiness
 from slicewise.api.nodes import NodeDetail, NodeView
+from slicewise.api.policy import PolicyStatus
 from slicewise.api.stats import StatsView
 from slicewise.api.tenants import NewTokenView, Quota, QuotaPatch, TenantView, TokenView, WhoView
 from slicewise.client import calls, event_stream
-from slicewise.client.calls import Call, P, Pages, body_of
+from slicewise.client.calls import Call, P, Pages, T, body_of
 from slicewise.client.errors import ResyncError
 from slicewise.client.transport import (
     PATIENCE,
     TIMEOUT,
     Endpoints,
-    Request,
+    RetriedCall,
     Retry,
     Token,
     backoff,
@@ -38,14 +38,12 @@ from slicewise.client.transport import (
 from slicewise.core.request import Need
 from slicewise.journal.entries import Role
 
-T = TypeVar("T")
-
 
 class AsyncClient:
     """Calls the service without blocking the event loop.
 
-    ``server`` is one URL or several, separated by commas; the client finds the leader. Requests
-    that are safe to repeat are retried for ``patience`` seconds when servers fail.
+    ``server`` is one URL or several, with commas between; the client finds the leader. What is safe
+    to repeat is retried for ``patience`` seconds when servers fail.
     """
 
     def __init__(
@@ -77,7 +75,7 @@ class AsyncClient:
         await self._http.aclose()
 
     async def _send(self, call: Call[T], key: str | None = None) -> T:
-        request = Request(self._endpoints, call, key)
+        request = RetriedCall(self._endpoints, call, key)
         while True:
             try:
                 response = await self._http.request(
@@ -110,14 +108,15 @@ class AsyncClient:
         priority: int = 0,
         wait_seconds: float = 0,
         lease_seconds: float | None = None,
+        preemptible: bool = False,
+        expected_seconds: float | None = None,
         labels: Mapping[str, str] | None = None,
         tenant: str | None = None,
         idempotency_key: str | None = None,
     ) -> AllocationView:
         """Create an allocation of a profile or a need.
 
-        With ``wait_seconds`` the result may still be queued: see `wait_until_placed`. A rejection
-        raises `RejectedError`.
+        With ``wait_seconds`` it may be queued. A rejection raises `RejectedError`.
         """
         body = body_of(
             want,
@@ -126,6 +125,8 @@ class AsyncClient:
             priority=priority,
             wait_seconds=wait_seconds,
             lease_seconds=lease_seconds,
+            preemptible=preemptible,
+            expected_seconds=expected_seconds,
             labels=labels,
             tenant=tenant,
         )
@@ -191,11 +192,12 @@ class AsyncClient:
         tenant: str | None = None,
         policies: str | Sequence[str] = (),
         alternatives: int | None = None,
+        plan: bool = False,
     ) -> DryRun:
         """Show where a request would be placed and what it would cost, without placing it.
 
         ``policies`` names further policies to compare; ``alternatives`` limits the other
-        placements listed.
+        placements listed. With ``plan``, moves of instances are looked for if there is no room.
         """
         body = body_of(
             want,
@@ -205,15 +207,21 @@ class AsyncClient:
             wait_seconds=wait_seconds,
             tenant=tenant,
         )
-        return await self._send(calls.dry_run(body, policies, alternatives))
+        return await self._send(calls.dry_run(body, policies, alternatives, plan))
 
     async def release(self, identity: str, *, idempotency_key: str | None = None) -> AllocationView:
         """End an allocation; repeating this has no effect."""
         return await self._send(calls.release(identity), idempotency_key)
 
-    async def allocation(self, identity: str) -> AllocationView:
-        """Return one allocation, current or ended."""
-        return await self._send(calls.allocation(identity))
+    async def extend(
+        self, identity: str, lease_seconds: float, *, idempotency_key: str | None = None
+    ) -> AllocationView:
+        """Extend a lease: it ends this many seconds from now, and never earlier than before."""
+        return await self._send(calls.extend(identity, lease_seconds), idempotency_key)
+
+    async def allocation(self, identity: str, *, plan: bool = False) -> AllocationView:
+        """Return one allocation; with ``plan``, also moves that would make room if it is queued."""
+        return await self._send(calls.allocation(identity, plan))
 
     def allocations(
         self,
@@ -234,8 +242,12 @@ class AsyncClient:
         return self._list(calls.allocations(labels, **where, limit=page_size))
 
     def queue(self) -> AsyncIterator[AllocationView]:
-        """Iterate over the queue, in the order in which requests are served."""
+        """Iterate over the queued requests, oldest first."""
         return self._list(calls.queue())
+
+    async def queue_lines(self) -> tuple[LineView, ...]:
+        """Return the lines of the queue, in the order in which they are served."""
+        return (await self._send(calls.queue_lines())).lines
 
     # Nodes
 
@@ -311,15 +323,23 @@ class AsyncClient:
         compute_slices: int | UnsetType | None = UNSET,
         instances: int | UnsetType | None = UNSET,
         requests_per_second: float | UnsetType | None = UNSET,
-        max_priority: int | UnsetType | None = UNSET,
+        max_priority: int | UnsetType = UNSET,
+        weight: float | UnsetType = UNSET,
+        guarantee: int | UnsetType = UNSET,
+        default_lease_seconds: float | UnsetType | None = UNSET,
+        max_lease_seconds: float | UnsetType | None = UNSET,
     ) -> TenantView:
-        """Change the given limits of a tenant's quota; None removes a limit."""
+        """Change the given terms of a tenant; None removes a limit."""
         changes = QuotaPatch(
             memory_slices=memory_slices,
             compute_slices=compute_slices,
             instances=instances,
             requests_per_second=requests_per_second,
             max_priority=max_priority,
+            weight=weight,
+            guarantee=guarantee,
+            default_lease_seconds=default_lease_seconds,
+            max_lease_seconds=max_lease_seconds,
         )
         return await self._send(calls.change_quota(name, changes))
 
@@ -383,6 +403,10 @@ class AsyncClient:
         """Return the placement policies of the service."""
         return (await self._send(calls.policies())).policies
 
+    async def policy(self) -> PolicyStatus:
+        """Return the policy in force, the demand as it was seen, and what rehearsals found."""
+        return await self._send(calls.policy())
+
     async def plan(
         self,
         *,
@@ -424,8 +448,7 @@ class AsyncClient:
         """Follow events as they happen, without end; a broken stream is resumed.
 
         The first event is the one after ``after`` (0: all events) or, without it, the next one.
-        After a restore of the service, or if ``after`` is too old, this raises `ResyncError`: read
-        the state again and start over.
+        Raises `ResyncError` after a restore, or if ``after`` is too old: read the state again.
         """
         position = event_stream.position_of(await self.readiness()) if after is None else str(after)
         follower = event_stream.EventFollower(self._endpoints, position)
@@ -453,10 +476,9 @@ class AsyncClient:
     async def backup(self) -> AsyncGenerator[bytes, None]:
         """Stream a backup of the running service; this needs an admin's token.
 
-        The chunks are a file for `slicewise restore`. A stream may be cut short: check the digest
-        at the end of the file before you rely on it.
+        The chunks are a file for `slicewise restore`. Check the digest at its end before use.
         """
-        request = Request(self._endpoints, calls.backup())
+        request = RetriedCall(self._endpoints, calls.backup())
         while True:
             started = False
             try:

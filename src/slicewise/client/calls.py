@@ -18,6 +18,7 @@ from slicewise.api.allocations import (
     BatchBody,
     BatchView,
     DryRun,
+    ExtendBody,
     NeedBody,
     QueuePage,
 )
@@ -27,6 +28,7 @@ from slicewise.api.defrag import MoveBody, MovesBody, MovesView, PlanView
 from slicewise.api.events import EventPage, EventView
 from slicewise.api.health import ClockStepBody, ClockStepView, ClockView, Readiness
 from slicewise.api.nodes import DrainBody, NodeBody, NodeDetail, NodePage, NodeView
+from slicewise.api.policy import PolicyStatus
 from slicewise.api.stats import StatsView
 from slicewise.api.tenants import (
     NewTokenView,
@@ -145,6 +147,8 @@ def body_of(
     priority: int = 0,
     wait_seconds: float = 0,
     lease_seconds: float | None = None,
+    preemptible: bool = False,
+    expected_seconds: float | None = None,
     labels: Mapping[str, str] | None = None,
     tenant: str | None = None,
 ) -> AllocationBody:
@@ -160,6 +164,8 @@ def body_of(
         priority=priority,
         wait_seconds=wait_seconds,
         lease_seconds=lease_seconds,
+        preemptible=preemptible,
+        expected_seconds=expected_seconds,
         labels=dict(labels or {}),
         tenant=tenant,
     )
@@ -177,10 +183,10 @@ def allocate_all(bodies: Sequence[AllocationBody]) -> Call[BatchView]:
 
 
 def dry_run(
-    body: AllocationBody, policies: str | Sequence[str], alternatives: int | None
+    body: AllocationBody, policies: str | Sequence[str], alternatives: int | None, plan: bool
 ) -> Call[DryRun]:
     """Simulate an allocation."""
-    query = _query(policy=_as_tuple(policies), alternatives=alternatives)
+    query = _query(policy=_as_tuple(policies), alternatives=alternatives, plan=plan or None)
     path = _path("allocations", "dry-run")
     return Call("POST", path, DryRun, _json(body), query, idempotent=True)
 
@@ -190,9 +196,16 @@ def release(identity: str) -> Call[AllocationView]:
     return Call("DELETE", _path("allocations", identity), AllocationView, keyed=True)
 
 
-def allocation(identity: str) -> Call[AllocationView]:
+def extend(identity: str, lease_seconds: float) -> Call[AllocationView]:
+    """Extend the lease of an allocation."""
+    body = _json(ExtendBody(lease_seconds=lease_seconds))
+    return Call("POST", _path("allocations", identity, "extend"), AllocationView, body, keyed=True)
+
+
+def allocation(identity: str, plan: bool = False) -> Call[AllocationView]:
     """One allocation."""
-    return Call("GET", _path("allocations", identity), AllocationView)
+    query = _query(plan=plan or None)
+    return Call("GET", _path("allocations", identity), AllocationView, query=query)
 
 
 def allocations(
@@ -208,6 +221,11 @@ def allocations(
 def queue() -> Pages[QueuePage, AllocationView]:
     """The queue."""
     return Pages(Call("GET", _path("queue"), QueuePage), lambda page: page.allocations)
+
+
+def queue_lines() -> Call[QueuePage]:
+    """The lines of the queue, with a single request."""
+    return Call("GET", _path("queue"), QueuePage, query=_query(limit=1))
 
 
 # Nodes
@@ -291,7 +309,7 @@ def tenant(name: str) -> Call[TenantView]:
 
 
 def change_quota(name: str, changes: QuotaPatch) -> Call[TenantView]:
-    """Change the given limits of a tenant's quota."""
+    """Change the given terms of a tenant."""
     body = _json(TenantPatch(quota=changes))
     return Call("PATCH", _path("tenants", name), TenantView, body, idempotent=True)
 
@@ -362,6 +380,11 @@ def models() -> Call[ModelList]:
 def policies() -> Call[PolicyList]:
     """The placement policies."""
     return Call("GET", _path("policies"), PolicyList)
+
+
+def policy() -> Call[PolicyStatus]:
+    """The policy in force."""
+    return Call("GET", _path("policy"), PolicyStatus)
 
 
 def plan(

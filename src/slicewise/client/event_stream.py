@@ -11,7 +11,7 @@ from slicewise.api.allocations import AllocationView
 from slicewise.api.events import EventView
 from slicewise.api.health import Readiness
 from slicewise.client.calls import Call
-from slicewise.client.transport import CONNECT_SECONDS, Endpoints, Request, Retry, backoff
+from slicewise.client.transport import CONNECT_SECONDS, Endpoints, RetriedCall, Retry, backoff
 from slicewise.core.errors import SlicewiseError
 from slicewise.journal.agent_entries import PartTurned, Phase
 from slicewise.journal.entries import Ended, Served
@@ -77,7 +77,7 @@ class EventFollower:
     def __init__(self, endpoints: Endpoints, after: str | None) -> None:
         self._endpoints = endpoints
         self._parser = EventParser(after)
-        self._request = Request(endpoints, _EVENTS)
+        self._request = RetriedCall(endpoints, _EVENTS)
         self._streaming = False
         self._backoff = backoff()
 
@@ -123,7 +123,7 @@ class EventFollower:
             assert error is not None  # a stream that never began cannot end
             return self._request.failed(error).delay
         self._streaming = False
-        self._request = Request(self._endpoints, _EVENTS, patience=RESUME_SECONDS)
+        self._request = RetriedCall(self._endpoints, _EVENTS, patience=RESUME_SECONDS)
         return next(self._backoff)
 
 

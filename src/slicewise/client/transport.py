@@ -115,7 +115,7 @@ class Endpoints:
         return {"authorization": f"Bearer {token}"}
 
 
-class Request(Generic[T]):
+class RetriedCall(Generic[T]):
     """One call and its retries, from server to server, until there is an answer."""
 
     def __init__(

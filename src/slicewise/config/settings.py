@@ -21,9 +21,10 @@ from slicewise.config.values import (
     as_url,
 )
 from slicewise.control.gpu_models import MAX_CLUSTER_STATES, MAX_MODELS
-from slicewise.control.handler import QUEUED_PER_TENANT
+from slicewise.control.quota import QueueLimits
 from slicewise.core.errors import SlicewiseError
-from slicewise.engine.queue import Discipline
+from slicewise.engine.reclaim import ReclaimRules
+from slicewise.engine.reservation_rules import ReservationRules
 
 T = TypeVar("T")
 
@@ -67,10 +68,26 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The placement policy."""
     geometry: Annotated[tuple[Path, ...], as_paths] = ()
     """TOML files with additional GPU models."""
-    backfill: Count = _key("queue.backfill", 32)
-    """How many requests after a blocked one are tried; 0 is strictly first in, first out."""
-    overtakes: Count = _key("queue.overtakes", 100)
-    """How often a waiting request may be overtaken."""
+    reserve_after: Annotated[float, Meta(ge=0, le=86400 * 365)] = _key("queue.reserve_after", 300.0)
+    """How many seconds a request waits before a window is reserved for it."""
+    reserve_share: Annotated[float, Meta(ge=0, le=1)] = _key("queue.reserve_share", 0.10)
+    """The largest share of a model's GPUs with a reserved window; 0 reserves none."""
+    reclaim: Literal["never", "guarantee"] = _key("queue.reclaim", "never")
+    """Whether preemptible allocations end for a tenant that stays within its guarantee."""
+    reclaim_grace: Annotated[float, Meta(ge=0, le=86400 * 365)] = _key("queue.reclaim_grace", 120.0)
+    """How many seconds such a request waits before it claims a window."""
+    reclaim_min_run: Annotated[float, Meta(ge=0, le=86400 * 365)] = _key(
+        "queue.reclaim_min_run", 600.0
+    )
+    """How many seconds an allocation runs before it may be reclaimed."""
+    reclaim_notice: Annotated[float, Meta(ge=0, le=86400)] = _key("queue.reclaim_notice", 30.0)
+    """How many seconds before its end a reclaimed allocation is told."""
+    preemptible_price: Annotated[int, Meta(ge=1, le=100)] = _key("queue.preemptible_price", 100)
+    """What a preemptible slice counts in the share of its tenant, in percent."""
+    rehearsal_enabled: bool = _key("rehearsal.enabled", True)
+    """Rehearse tables on the demand, if the policy is `rehearsed`."""
+    rehearsal_share: Annotated[float, Meta(ge=0.001, le=1)] = _key("rehearsal.share", 0.05)
+    """The largest share of one processor core for rehearsals."""
     requests_per_second: PerSecond = _key("limits.requests_per_second", 1000.0)
     """For each tenant without a rate in its quota."""
     agent_requests_per_second: PerSecond = _key("limits.agent_requests_per_second", 20.0)
@@ -102,9 +119,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     unread_bytes_in_all: Bytes = _key("limits.unread_bytes_in_all", 256 << 20)
     """The same for all callers together; each may always have one answer."""
     queued_per_tenant: Annotated[int, Meta(ge=0, le=1_000_000)] = _key(
-        "limits.queued_per_tenant", QUEUED_PER_TENANT
+        "limits.queued_per_tenant", QueueLimits().requests
     )
     """Requests of one tenant that may wait in the queue; more are rejected."""
+    lines_per_tenant: Annotated[int, Meta(ge=1, le=1_000_000)] = _key(
+        "limits.lines_per_tenant", QueueLimits().lines
+    )
+    """Lines of one tenant in the queue: different kinds of requests; more are rejected."""
     models: Annotated[int, Meta(ge=1, le=10_000)] = _key("limits.models", MAX_MODELS)
     """GPU models of all nodes together."""
     states: Annotated[int, Meta(ge=1000, le=10_000_000)] = _key("limits.states", MAX_CLUSTER_STATES)
@@ -119,6 +140,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Folder for JSON lines of entries that leave the journal."""
     lease_seconds: Annotated[float, Meta(ge=0.5, le=3600)] = _key("lease.seconds", 10.0)
     """How long a leader leads without renewing its lease."""
+    lease_warning_seconds: Annotated[float, Meta(ge=0, le=7 * 86400)] = _key(
+        "leases.warning_seconds", 300.0
+    )
+    """How long before the end of a lease its tenant is warned, if it is twice as long; 0 never."""
     clock_max_gap_hours: Annotated[float, Meta(ge=0, le=24 * 365)] = _key(
         "clock.max_gap_hours", 1.0
     )
@@ -179,9 +204,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return self.extender_tenants == "create"
 
     @property
-    def discipline(self) -> Discipline:
-        """The order in which the queue is served."""
-        return Discipline(self.backfill, self.overtakes)
+    def queue_limits(self) -> QueueLimits:
+        """How much of the queue one tenant may take."""
+        return QueueLimits(self.queued_per_tenant, self.lines_per_tenant)
+
+    @property
+    def reservation_rules(self) -> ReservationRules:
+        """When windows are reserved for queued requests."""
+        return ReservationRules(self.reserve_after, self.reserve_share)
+
+    @property
+    def reclaim_rules(self) -> ReclaimRules:
+        """When allocations end for a tenant that claims its guarantee."""
+        return ReclaimRules(
+            self.reclaim == "guarantee",
+            self.reclaim_grace,
+            self.reclaim_min_run,
+            self.reclaim_notice,
+        )
 
     @property
     def address(self) -> str:
@@ -193,7 +233,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return "Settings(...)"  # the database's URL may contain a password
 
 
-class Key(NamedTuple):
+class SettingKey(NamedTuple):
     """A key of the settings."""
 
     name: str
@@ -213,7 +253,7 @@ class Key(NamedTuple):
 
 
 KEYS = {
-    field.encode_name: Key(field.encode_name, field.name, field.type)
+    field.encode_name: SettingKey(field.encode_name, field.name, field.type)
     for field in msgspec.structs.fields(Settings)
 }
 """Every key by name."""

@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from slicewise.config.settings import KEYS, VARIABLE_PREFIX, Key, Settings
+from slicewise.config.settings import KEYS, VARIABLE_PREFIX, SettingKey, Settings
 from slicewise.config.values import reader
 from slicewise.core.errors import SlicewiseError, UnknownNameError
 
@@ -49,18 +49,20 @@ def assignments(given: list[str]) -> dict[str, object]:
     for text in given:
         name, equals, value = text.partition("=")
         if not equals:
-            raise SlicewiseError(f"--set {text!r} must be KEY=VALUE, such as queue.backfill=16")
+            raise SlicewiseError(
+                f"--set {text!r} must be KEY=VALUE, such as queue.reserve_after=60"
+            )
         values[_known(name, "flag").name] = value
     return values
 
 
-def _known(name: str, where: str) -> Key:
+def _known(name: str, where: str) -> SettingKey:
     if name not in KEYS:
         raise UnknownNameError(f"setting ({where})", name, KEYS, f"known: {', '.join(KEYS)}")
     return KEYS[name]
 
 
-def _from_file(path: Path | None) -> Iterator[tuple[Key, object, str]]:
+def _from_file(path: Path | None) -> Iterator[tuple[SettingKey, object, str]]:
     if path is None:
         return
     try:
@@ -77,7 +79,7 @@ def _from_file(path: Path | None) -> Iterator[tuple[Key, object, str]]:
             yield _known(name, str(path)), value, str(path)
 
 
-def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[Key, object, str]]:
+def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[SettingKey, object, str]]:
     variables = {key.variable: key for key in KEYS.values()}
     for name, value in environment.items():
         if name in variables:

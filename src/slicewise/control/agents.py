@@ -16,7 +16,7 @@ from slicewise.control.answers import Answer, RefusedError, json_answer
 from slicewise.control.commands import Accept, Heard, Hello, Lost, Report
 from slicewise.control.foreign_instances import ForeignInstances
 from slicewise.control.geometries import distinct, named, record_of, same_layout
-from slicewise.control.gpu_models import Models
+from slicewise.control.gpu_models import GpuModels
 from slicewise.control.state import NodeStatus, State
 from slicewise.control.status import AgentStatus
 from slicewise.control.unit_of_work import UnitOfWork
@@ -54,7 +54,11 @@ class Agents:
     """Begins sessions, applies reports, and holds nodes and GPUs that must not be used."""
 
     def __init__(
-        self, work: UnitOfWork, allocations: Allocations, foreign: ForeignInstances, models: Models
+        self,
+        work: UnitOfWork,
+        allocations: Allocations,
+        foreign: ForeignInstances,
+        models: GpuModels,
     ) -> None:
         self._models = models
         self._work = work
@@ -196,6 +200,7 @@ class Agents:
     def _replace_node(self, node: NodeStatus, geometry: GeometryRecord, gpus: int) -> NodeStatus:
         """Remove an empty node and add it again, because its hardware has changed."""
         self._models.check(geometry, node.geometry)
+        self._allocations.dispatcher.removed(node.gpus)
         self._work.enter(NodeRemoved(node.name))
         if node.geometry.model != geometry.model:
             self._models.forget(node.geometry)
@@ -272,6 +277,7 @@ class Agents:
         """Record that a leaving instance is gone, which frees its slices."""
         record = self._state.leaving[identity]
         name = record.parts[index].node
+        self._allocations.note_freed([record.parts[index]])
         self._work.enter(
             PartTurned(identity, record.tenant, index, name, Phase.GONE, detail=detail)
         )
@@ -300,7 +306,7 @@ class Agents:
     def _hold_node(self, node: NodeStatus, reasons: dict[str, str]) -> None:
         """Set all reasons why a node takes no new instances."""
         if reasons != node.holds:
-            self._work.room_appeared |= not reasons
+            self._work.room_appeared = True  # or a reservation is lost, which makes room, too
             self._work.enter(NodeHeld(node.name, reasons))
 
     def _hold_gpus(self, node: NodeStatus, agent: AgentStatus, found: Sequence[GpuFound]) -> None:
@@ -320,7 +326,7 @@ class Agents:
             if index in foreign:
                 reasons[FOREIGN] = foreign[index]
             if reasons != agent.gpu_holds.get(index, {}):
-                self._work.room_appeared |= not reasons
+                self._work.room_appeared = True
                 self._work.enter(GpuHeld(node.name, index, reasons))
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from slicewise.control.agent_state import NO_INSTANCE, as_leaving
-from slicewise.control.leases import Leases
+from slicewise.control.lease_times import LeaseTimes, known_end
 from slicewise.control.status import TenantStatus, request_of
 from slicewise.core.cluster import Instance
 from slicewise.core.errors import SlicewiseError
 from slicewise.engine.queue import Ticket
+from slicewise.engine.reservations import LineKey, Window
+from slicewise.engine.shares import FULL_PRICE
 from slicewise.journal.agent_entries import Phase
 from slicewise.journal.entries import (
     Allocated,
@@ -20,13 +23,16 @@ from slicewise.journal.entries import (
     Ended,
     Entry,
     Moved,
-    Overtaken,
     Part,
     Queued,
+    Reserved,
     Row,
+    Seconds,
     Served,
     TurnTaken,
 )
+from slicewise.journal.lease_entries import LeaseEnding, LeaseExtended
+from slicewise.journal.reclaim_entries import HeldBack, Reclaiming
 
 if TYPE_CHECKING:
     from slicewise.control.state import State
@@ -35,43 +41,54 @@ if TYPE_CHECKING:
 class AllocationEntries:
     """Applies the entries about allocations to a state."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, lease_warning: Seconds) -> None:
         self._state = state
         self.in_place: tuple[Instance, ...] | None = None
         """The instances of the entry being applied, if the scheduler has placed them already."""
-        self.leases = Leases(state.allocations)
+        self.lease_times = LeaseTimes(state.allocations, lease_warning)
         self.handlers: dict[type[Entry], Callable[[Any, Row], None]] = {
             Allocated: self._allocated,
             Queued: self._queued,
             Served: self._served,
             Ended: self._ended,
             Moved: self._moved,
-            Overtaken: self._overtaken,
+            Reserved: self._reserved,
+            Reclaiming: self._reclaiming,
+            HeldBack: self._held_back,
             TurnTaken: self._turn_taken,
+            LeaseExtended: self._lease_extended,
+            LeaseEnding: self._lease_ending,
         }
 
     # Entries
 
     def _allocated(self, entry: Allocated, row: Row) -> None:
+        self._state.demand.created(entry.allocation, row.at)
         self._add(entry.allocation)
         self._occupy(entry.allocation)
 
     def _queued(self, entry: Queued, row: Row) -> None:
         state, record, number = self._state, entry.allocation, entry.ticket
+        state.demand.created(record, row.at)
         self._add(record)
         state.last_ticket = max(state.last_ticket, number)
         state.tickets[record.id] = number
         state.by_ticket[number] = record.id
         self._tenant(record).waiting += 1
+        if record.reclaimed_on is not None or record.held_until is not None:
+            state.held[record.id] = None
         state.waiting.enter(
             Ticket(
                 number=number,
-                request=request_of(record.want),
+                request=state.canonical(request_of(record.want)),
                 count=record.count,
                 tenant=record.tenant.id,
                 priority=record.priority,
                 entered=record.requested,
                 deadline=record.deadline,
+                lease=record.lease,
+                expected=record.expected_seconds,
+                held_until=record.held_until if record.reclaimed_on is None else math.inf,
             )
         )
 
@@ -89,16 +106,19 @@ class AllocationEntries:
 
     def _ended(self, entry: Ended, row: Row) -> None:
         state, identity = self._state, entry.allocation.id
+        state.demand.ended(entry.allocation, row.at)
         record = state.allocations.pop(identity)
         if state.index is not None:
             state.index.remove(identity)
         tenant = self._tenant(record)
         del tenant.allocations[identity]
         self._dequeue(record)
+        state.notices.pop(identity, None)
+        state.preemptible.pop(identity, None)
         ids = state.instances.pop(identity, ())
         managed = False
         for part, instance in zip(record.parts, ids, strict=True):
-            self._charge(tenant, part, -1)
+            self._charge(record, part, -1)
             if part.phase is None:
                 self._free(part, instance)
             else:
@@ -114,6 +134,7 @@ class AllocationEntries:
         for part, instance in zip(ended.parts, ids, strict=True):
             kept.append(NO_INSTANCE if part.phase is None else instance)
             if part.phase is not None:
+                state.cluster.set_end(instance, known_end(ended))
                 self._count_phase(part.phase, Phase.RELEASING)
                 state.desired_changed(state.nodes[part.node])
         state.instances[ended.id] = tuple(kept)
@@ -124,23 +145,81 @@ class AllocationEntries:
         ids = list(state.instances[record.id])
         parts = list(record.parts)
         old, new = parts[entry.index], entry.part
-        made = self._place(new)
+        made = self._place(new, known_end(record))
         self._free(old, ids[entry.index])
-        tenant = self._tenant(record)
-        self._charge(tenant, old, -1)
-        self._charge(tenant, new, 1)
+        self._charge(record, old, -1)
+        self._charge(record, new, 1)
         self._count_instance(new)
         state.owner[made.id] = record.id
         ids[entry.index], parts[entry.index] = made.id, new
         state.instances[record.id] = tuple(ids)
         self.store(msgspec.structs.replace(record, parts=tuple(parts)))
 
-    def _overtaken(self, entry: Overtaken, row: Row) -> None:
-        for number, times in entry.tickets.items():
-            self._state.waiting.set_overtaken(number, times)
+    def _reserved(self, entry: Reserved, row: Row) -> None:
+        state = self._state
+        windows = []
+        for record in entry.windows:
+            node = state.nodes[record.node]
+            placement = node.geometry.placement(record.profile, record.start)
+            if placement is None:
+                raise SlicewiseError(
+                    f"{record.profile} cannot start at slice {record.start} on "
+                    f"{node.geometry.model}"
+                )
+            gpu = node.gpus[record.gpu]
+            windows.append(Window(gpu, placement.number, record.opens, record.claimed))
+        request = state.canonical(request_of(entry.want))
+        line = LineKey(entry.tenant.id, request, entry.count)
+        before = state.reservations.of(line)
+        state.reservations.set(line, windows)
+        for window in {*before, *windows}:
+            state.mark_changed(state.cluster.node_of(window.gpu).name)
+
+    def _reclaiming(self, entry: Reclaiming, row: Row) -> None:
+        state = self._state
+        record = state.allocations[entry.allocation]
+        record = msgspec.structs.replace(record, reclaimed_at=entry.at, reclaimed_on=entry.on)
+        self.store(record)
+        self._set_ends(record)
+        if entry.at is None:
+            del state.notices[record.id]
+        else:
+            state.notices[record.id] = None
+        for part in record.parts:
+            if part.phase is not None:
+                state.desired_changed(state.nodes[part.node])
+
+    def _held_back(self, entry: HeldBack, row: Row) -> None:
+        state = self._state
+        record = state.allocations[entry.allocation]
+        self.store(msgspec.structs.replace(record, reclaimed_on=None, held_until=entry.until))
+        if entry.until is None:
+            del state.held[record.id]
+        state.waiting.hold(state.tickets[record.id], entry.until)
 
     def _turn_taken(self, entry: TurnTaken, row: Row) -> None:
         self._state.turn = self._state.scheduler.turn = entry.turn
+
+    def _lease_extended(self, entry: LeaseExtended, row: Row) -> None:
+        record = self._state.allocations[entry.allocation]
+        self._lease(
+            msgspec.structs.replace(record, lease=entry.lease, extended=row.at, warned=False)
+        )
+
+    def _lease_ending(self, entry: LeaseEnding, row: Row) -> None:
+        record = self._state.allocations[entry.allocation]
+        self._lease(msgspec.structs.replace(record, warned=True))
+
+    def _lease(self, record: AllocationRecord) -> None:
+        """Store an allocation, the next time of its lease and its end."""
+        self.store(record)
+        self._set_ends(record)
+        self.lease_times.add(record)
+
+    def _set_ends(self, record: AllocationRecord) -> None:
+        """Set when the instances of an allocation end, as far as is known."""
+        for instance in self._state.instances[record.id]:
+            self._state.cluster.set_end(instance, known_end(record))
 
     # Records
 
@@ -165,35 +244,41 @@ class AllocationEntries:
             return
         self._tenant(record).waiting -= 1
         del state.by_ticket[number]
-        if number in state.waiting:  # in the deciding state, serving has removed it already
-            state.waiting.withdraw(number)
+        state.held.pop(record.id, None)
+        state.waiting.withdraw(number)
 
     # Instances
 
     def _occupy(self, record: AllocationRecord) -> None:
         """Place the instances of an allocation unless the scheduler has, and charge them."""
         state, placed = self._state, self.in_place
+        ends = known_end(record)
         if placed is None:
-            placed = tuple([self._place(part) for part in record.parts])
+            placed = tuple([self._place(part, ends) for part in record.parts])
         state.turn = state.scheduler.turn = placed[-1].gpu + 1
         identity = record.id
         state.instances[identity] = tuple([instance.id for instance in placed])
-        tenant = self._tenant(record)
+        if record.preemptible:
+            state.preemptible[identity] = None
+        if record.reclaimed_at is not None:
+            state.notices[identity] = None
         for part, instance in zip(record.parts, placed, strict=True):
             state.owner[instance.id] = identity
-            self._charge(tenant, part, 1)
+            if state.cluster.end_of(instance) != ends:  # not every way to place one tells its end
+                state.cluster.set_end(instance, ends)
+            self._charge(record, part, 1)
             self._count_instance(part)
-        if record.ends is not None:
-            self.leases.add(record.ends, identity)
+            state.waiting.placed(state.nodes[part.node].geometry, record.requested)
+        self.lease_times.add(record)
 
-    def _place(self, part: Part) -> Instance:
+    def _place(self, part: Part, ends: Seconds) -> Instance:
         node = self._state.nodes[part.node]
         placement = node.geometry.placement(part.profile, part.start)
         if placement is None:
             raise SlicewiseError(
                 f"{part.profile} cannot start at slice {part.start} on {node.geometry.model}"
             )
-        return self._state.cluster.put(node.gpus[part.gpu], placement.number)
+        return self._state.cluster.put(node.gpus[part.gpu], placement.number, ends)
 
     def _count_instance(self, part: Part) -> None:
         node = self._state.nodes[part.node]
@@ -210,11 +295,18 @@ class AllocationEntries:
         state.nodes[part.node].instances -= 1
         state.mark_changed(part.node)
 
-    def _charge(self, tenant: TenantStatus, part: Part, sign: int) -> None:
-        usage = tenant.usage
+    def _charge(self, record: AllocationRecord, part: Part, sign: int) -> None:
+        state, usage = self._state, self._tenant(record).usage
         usage.memory_slices += sign * part.size
         usage.compute_slices += sign * part.compute
         usage.instances += sign
+        state.shares.charge(
+            record.tenant.id,
+            state.geometries[part.model],
+            sign * part.size,
+            sign * part.compute,
+            state.preemptible_price if record.preemptible else FULL_PRICE,
+        )
 
     def _count_phase(self, old: Phase | None, new: Phase | None) -> None:
         phases = self._state.phases
@@ -252,7 +344,7 @@ class AllocationEntries:
             if part.phase in (None, Phase.GONE):
                 ids.append(NO_INSTANCE)
                 continue
-            made = self._place(part)
+            made = self._place(part, known_end(record))
             state.owner[made.id] = record.id
             self._count_instance(part)
             ids.append(made.id)

@@ -1,41 +1,50 @@
-"""Allocations and the queue: creates, queues, rejects and ends allocations."""
+"""Allocations: creates, queues, rejects, serves and ends them."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import msgspec
 
 from slicewise.api.allocations import BatchView
 from slicewise.control.answers import Answer, RefusedError, json_answer
 from slicewise.control.commands import Create, CreateAll, CreateOn, Release, Terms
-from slicewise.control.feasibility import as_capacity, fits_empty_cluster, refuse_unknown
-from slicewise.control.quota import excess, has_limits, least_excess, too_many_wait
-from slicewise.control.state import NodeStatus, TenantStatus, request_of
+from slicewise.control.feasibility import as_capacity, refuse_unknown
+from slicewise.control.policy_choices import PolicyChoices
+from slicewise.control.quota import (
+    QueueLimits,
+    QuotaCheck,
+    excess,
+    too_long,
+    too_many_wait,
+    with_lease,
+)
+from slicewise.control.state import NodeStatus, State, TenantStatus, request_of
 from slicewise.control.unit_of_work import UnitOfWork
 from slicewise.control.views import allocation_view
 from slicewise.core.cluster import Instance
 from slicewise.core.request import Reason, Rejection, Request
+from slicewise.engine.dispatcher import Dispatcher, Outcome
 from slicewise.engine.offers import Offers
 from slicewise.engine.queue import Ticket
+from slicewise.engine.reservation_rules import ReservationRules
+from slicewise.engine.reservations import LineKey, Window
 from slicewise.journal.entries import (
     Allocated,
     AllocationRecord,
     Cause,
     Ended,
-    Overtaken,
     Part,
     Queued,
     Rejected,
+    Reserved,
+    Seconds,
     Served,
+    TenantRef,
     TurnTaken,
 )
-
-_Outcome = tuple[Instance, ...] | Rejection
-_Attempt = Callable[[list[Part]], _Outcome]
-"""Tries to place a request. The argument is what the same pass through the queue has given its
-tenant, which counts against the quota and is not in the state yet."""
 
 OnPolicyError = Callable[[Exception], None]
 """Called with an exception that a policy raised."""
@@ -44,41 +53,46 @@ OnPolicyError = Callable[[Exception], None]
 class _PolicyFailed(Rejection):
     """The policy raised an exception on this request, and its placements were undone.
 
-    Like an exceeded quota, this does not block other requests in the queue.
+    Like an exceeded quota, this does not concern other requests of the same shape.
     """
 
 
-class Allocations:
-    """Creates and ends allocations."""
+class Allocations(QuotaCheck):
+    """Creates and ends allocations, and serves the queue."""
 
     def __init__(
-        self, work: UnitOfWork, queued_per_tenant: int, on_policy_error: OnPolicyError
+        self,
+        work: UnitOfWork,
+        limits: QueueLimits,
+        rules: ReservationRules,
+        on_policy_error: OnPolicyError,
+        policies: PolicyChoices,
     ) -> None:
+        super().__init__(work.state)
         self._work = work
-        self._state = work.state
-        self._queued_per_tenant = queued_per_tenant
+        self._limits = limits
         self._on_policy_error = on_policy_error
+        self._policies = policies
+        state = work.state
+        self.dispatcher = Dispatcher(
+            state.scheduler, state.waiting, state.reservations, self, rules, self._submit
+        )
 
     # Commands
 
     def create(self, command: Create) -> Answer:
         """Create one allocation: placed, queued, or rejected."""
-        state, terms = self._state, command.terms
+        state = self._state
         tenant = self._work.tenant(command.tenant)
+        terms = with_lease(command.terms, tenant)
         request = self._check_terms(terms, tenant)
-        outcome: _Outcome
-        if len(state.waiting):
-            outcome = self._try_in_order(
-                self._ticket([terms], tenant.ref.id if terms.wait > 0 else ""),
-                tenant,
-                lambda held: self._try(tenant, request, terms.count, held),
-            )
-        else:
-            outcome = self._try(tenant, request, terms.count)
+        self._settle()
+        outcome = self._place(tenant, terms)
         if not isinstance(outcome, Rejection):
             return json_answer(201, allocation_view(state, self._allocate(tenant, terms, outcome)))
         if terms.wait > 0 and not isinstance(outcome, _PolicyFailed):
-            too_many = too_many_wait(tenant, self._queued_per_tenant)
+            ticket = as_ticket(state, tenant.ref, terms, self._work.now)
+            too_many = too_many_wait(tenant, ticket, state.waiting, self._limits)
             if too_many is None:
                 return json_answer(202, allocation_view(state, self._queue(tenant, terms, outcome)))
             outcome = Rejection(request, Reason.QUOTA, too_many)
@@ -87,37 +101,32 @@ class Allocations:
     def create_all(self, command: CreateAll) -> Answer:
         """Create several allocations, all or none; they cannot be queued."""
         tenant = self._work.tenant(command.tenant)
-        for index, terms in enumerate(command.all):
+        every = [with_lease(terms, tenant) for terms in command.all]
+        for index, terms in enumerate(every):
             self._check_terms(terms, tenant, index)
+        self._settle()
         placed: list[tuple[Instance, ...]] = []
-
-        def attempt(held: list[Part]) -> _Outcome:
-            own = list(held)
-            for terms in command.all:
-                outcome = self._try(tenant, request_of(terms.want), terms.count, own)
+        with self._holding():
+            for index, terms in enumerate(every):
+                outcome = self._place(tenant, terms)
                 if isinstance(outcome, Rejection):
                     for instances in reversed(placed):
                         self._undo(instances)
                     self._record_turn()
-                    return outcome
+                    raise self._rejection(tenant, terms, outcome, index)
                 placed.append(outcome)
-                own += self._state.parts(outcome)
-            return tuple(instance for instances in placed for instance in instances)
-
-        outcome = self._try_in_order(self._ticket(command.all), tenant, attempt)
-        if isinstance(outcome, Rejection):
-            index = len(placed)  # the first one that did not fit
-            raise self._rejection(tenant, command.all[index], outcome, index)
+                self.held += self._state.parts(outcome)
         records = [
             self._allocate(tenant, terms, instances)
-            for terms, instances in zip(command.all, placed, strict=True)
+            for terms, instances in zip(every, placed, strict=True)
         ]
         return self._batch(201, records)
 
     def create_on(self, command: CreateOn) -> Answer:
         """Create several allocations on one node, all or none.
 
-        Allocations that an equal command created before are returned instead.
+        Allocations that an equal command created before are returned instead. They end with what
+        they were created for, such as a pod, so they get no lease by default.
         """
         state = self._state
         tenant = self._work.tenant(command.tenant)
@@ -136,12 +145,8 @@ class Allocations:
         for index, terms in enumerate(command.all):
             request = state.canonical(self._check_terms(terms, tenant, index))
             requests += [request] * terms.count
-
-        outcome = self._try_in_order(
-            self._ticket(command.all),
-            tenant,
-            lambda held: self._try_on(node, tenant, requests, held),
-        )
+        self._settle()
+        outcome = self._try_on(node, tenant, requests)
         if isinstance(outcome, Rejection):
             raise self._rejection(tenant, command.all[0], outcome)
         records = []
@@ -165,59 +170,67 @@ class Allocations:
         ended = msgspec.structs.replace(allocation, ended=self._work.now, cause=cause)
         if detail:
             ended = msgspec.structs.replace(ended, detail=detail)
-        self._work.enter(Ended(ended))
+        number = self._state.tickets.get(allocation.id)
+        if number is None:
+            self.note_freed(ended.parts)
+            self._work.enter(Ended(ended))
+        else:
+            ticket = self._state.waiting.ticket(number)
+            position = self._state.waiting.position(number)
+            self._work.enter(Ended(ended))
+            self.dispatcher.ticket_left(ticket, position)
         self._work.room_appeared = True
         for part in ended.parts:
             self._work.finish_draining(part.node)
         return ended
 
+    def note_freed(self, parts: Iterable[Part]) -> None:
+        """Note instances that end: a reserved window may open earlier than expected."""
+        for part in parts:
+            self.dispatcher.freed(self._state.nodes[part.node].gpus[part.gpu])
+
     # Placing
 
     def _check_terms(self, terms: Terms, tenant: TenantStatus, index: int | None = None) -> Request:
-        """Return the request, unless the priority is too high or no GPU model offers it."""
-        highest = tenant.quota.max_priority
-        if highest is not None and terms.priority > highest:
-            raise RefusedError(
-                409,
-                f"tenant {tenant.name!r} may use priorities up to {highest}, not {terms.priority}",
-                reason=Reason.QUOTA,
-                index=index,
-            )
+        """Return the request, unless its lease is too long or no GPU model offers it."""
+        excessive = too_long(tenant, terms.lease)
+        if excessive is not None:
+            raise RefusedError(409, excessive, reason=Reason.QUOTA, index=index)
         request = request_of(terms.want)
         refuse_unknown(request, self._state.geometries.values(), index)
         return request
 
-    def _try(
-        self, tenant: TenantStatus, request: Request, count: int, held: list[Part] | None = None
-    ) -> _Outcome:
-        """Place all instances of a request within the tenant's quota, or none."""
-        held = held or []
-        limited = has_limits(tenant)
-        too_much = None
-        if limited:
-            too_much = least_excess(tenant, request, count, held, self._state.geometries.values())
-        if too_much is None:
-            scheduler = self._state.scheduler
-            turn = scheduler.turn
-            try:
-                outcome = scheduler.submit_all(self._state.canonical(request), count, waits=True)
-            except Exception as error:
-                return self._policy_failed(request, turn, error)
-            if isinstance(outcome, Rejection):
-                self._record_turn()
-                return as_capacity(outcome)
-            if limited:
-                too_much = excess(tenant, [*held, *self._state.parts(outcome)])
-            if too_much is None:
-                return outcome
-            self._undo(outcome)
-            self._record_turn()
-        return Rejection(request, Reason.QUOTA, too_much)
+    def _place(self, tenant: TenantStatus, terms: Terms) -> Outcome:
+        """Place a new request within the tenant's quota, or return the rejection."""
+        ticket = as_ticket(self._state, tenant.ref, terms, self._work.now)
+        outcome = self.dispatcher.place(ticket, self._work.now)
+        if isinstance(outcome, Rejection):
+            return outcome
+        refusal = self.excess(ticket, outcome)
+        if refusal is None:
+            return outcome
+        self._undo(outcome)
+        self._record_turn()
+        return refusal
 
-    def _try_on(
-        self, node: NodeStatus, tenant: TenantStatus, requests: list[Request], held: list[Part]
-    ) -> _Outcome:
+    def _submit(self, request: Request, count: int, now: Seconds, ends: Seconds) -> Outcome:
+        """Ask the policy for all instances of a request, or none."""
+        self._policies.before(request)
+        scheduler = self._state.scheduler
+        turn = scheduler.turn
+        try:
+            outcome = scheduler.submit_all(request, count, waits=True, now=now, ends=ends)
+        except Exception as error:
+            return self._policy_failed(request, turn, error)
+        if isinstance(outcome, Rejection):
+            self._record_turn()
+            return as_capacity(outcome)
+        return outcome
+
+    def _try_on(self, node: NodeStatus, tenant: TenantStatus, requests: list[Request]) -> Outcome:
         """Place requests on one node within the tenant's quota, all or none."""
+        for request in dict.fromkeys(requests):
+            self._policies.before(request)
         state = self._state
         offers = Offers(state.scheduler)
         turn, before = state.scheduler.turn, self._instances_on(node)
@@ -228,7 +241,7 @@ class Allocations:
             return self._policy_failed(requests[0], turn, error)
         if isinstance(outcome, Rejection):
             return as_capacity(outcome)
-        too_much = excess(tenant, [*held, *state.parts(outcome)])
+        too_much = excess(tenant, state.parts(outcome))
         if too_much is None:
             return outcome
         offers.take_back(outcome, requests)
@@ -259,6 +272,14 @@ class Allocations:
         if self._state.scheduler.turn != self._state.turn:
             self._work.enter(TurnTaken(self._state.scheduler.turn))
 
+    @contextmanager
+    def _holding(self) -> Iterator[None]:
+        """Count what a command places and has not entered yet against the quota."""
+        try:
+            yield
+        finally:
+            self.held = []
+
     # Entries and answers
 
     def _record(self, tenant: TenantStatus, terms: Terms) -> AllocationRecord:
@@ -270,6 +291,8 @@ class Allocations:
             priority=terms.priority,
             labels=terms.labels,
             lease=terms.lease,
+            preemptible=terms.preemptible,
+            expected_seconds=terms.expected_seconds,
             requested=self._work.now,
         )
 
@@ -311,71 +334,56 @@ class Allocations:
 
     # The queue
 
-    def _ticket(self, terms: tuple[Terms, ...] | list[Terms], tenant: str = "") -> Ticket:
-        """Return the next ticket, for a request that is decided together with the queue.
+    def serve(self) -> None:
+        """Place the queued requests for which there is room, and reserve windows for others."""
+        if self._work.room_appeared:
+            self._work.room_appeared = False
+            self.dispatcher.room_appeared()
+            self.dispatcher.serve(self._work.now)
+        while self.dispatcher.grant(self._work.now):
+            pass
 
-        Requests that may wait queue behind others of their tenant. Requests that may not belong to
-        no tenant's line, and may overtake queued requests as far as backfill allows.
-        """
-        first = terms[0]
-        priority = max(one.priority for one in terms)
-        number = self._state.last_ticket + 1
-        return Ticket(number, request_of(first.want), first.count, tenant, priority)
+    def _settle(self) -> None:
+        """Serve the queue before a new request is decided, if a queued one may have room."""
+        if self._work.room_appeared:
+            self.serve()
 
-    def _try_in_order(self, ticket: Ticket, tenant: TenantStatus, attempt: _Attempt) -> _Outcome:
-        """Try to place a request when the queue's order comes to it; at once if none wait."""
+    # Callbacks of the dispatcher
+
+    def accept(self, ticket: Ticket, instances: tuple[Instance, ...]) -> Rejection | None:
+        """Record the placement of a queued request, unless it exceeds the quota."""
+        refusal = self.excess(ticket, instances)
+        if refusal is not None:
+            self._record_turn()
+            return refusal
         state = self._state
-        waiting = len(state.waiting)
-        if not waiting:
-            return attempt([])
-        room_appeared = self._work.room_appeared
-        state.waiting.enter(ticket)
-        outcome = self.serve((ticket.number, tenant, attempt))
-        if ticket.number in state.waiting:
-            state.waiting.withdraw(ticket.number)
-            # Tickets behind it may have been held back for it: serve the queue again for them.
-            self._work.room_appeared = room_appeared
-        return _behind_others(ticket.request, waiting) if outcome is None else outcome
+        tenant = state.tenants[ticket.tenant].ref
+        served = Served(state.by_ticket[ticket.number], tenant, state.parts(instances))
+        self._work.enter(served, instances)
+        return None
 
-    def serve(self, visitor: tuple[int, TenantStatus, _Attempt] | None = None) -> _Outcome | None:
-        """Make one pass through the queue, and place the requests that fit.
-
-        ``visitor`` is a request that takes part in this pass only. Returns its outcome; None if
-        its turn did not come.
-        """
-        state = self._state
-        self._work.room_appeared = False
-        visitor_number = 0 if visitor is None else visitor[0]
-        visitor_outcome: _Outcome | None = None
-        held: defaultdict[str, list[Part]] = defaultdict(list)  # placed, but not entered yet
-
-        def place(ticket: Ticket) -> _Outcome:
-            nonlocal visitor_outcome
-            if visitor is not None and ticket.number == visitor_number:
-                _, tenant, attempt = visitor
-                outcome = visitor_outcome = attempt(held[tenant.ref.id])
-            else:
-                tenant = state.tenants[ticket.tenant]
-                outcome = self._try(tenant, ticket.request, ticket.count, held[tenant.ref.id])
-            if not isinstance(outcome, Rejection):
-                held[tenant.ref.id] += state.parts(outcome)
-            elif not fits_empty_cluster(ticket.request, ticket.count, state.gpus):
-                # Waiting cannot help this request, so others need not wait behind it.
-                return Rejection(outcome.request, Reason.QUOTA, outcome.detail)
-            return outcome
-
-        for ticket, instances in state.waiting.serve(place):
-            if ticket.number != visitor_number:
-                tenant = state.tenants[ticket.tenant].ref
-                served = Served(state.by_ticket[ticket.number], tenant, state.parts(instances))
-                self._work.enter(served, instances)
-        overtaken = state.waiting.take_overtaken()
-        overtaken.pop(visitor_number, None)
-        if overtaken:
-            self._work.enter(Overtaken(overtaken))
-        return visitor_outcome
+    def reserve(self, line: LineKey, windows: tuple[Window, ...]) -> None:
+        """Record the reserved windows of a line."""
+        tenant = self._state.tenants[line.tenant].ref
+        self._work.enter(
+            Reserved(
+                tenant,
+                self._state.want_of(line),
+                line.instances,
+                self._state.window_records(windows),
+            )
+        )
 
 
-def _behind_others(request: Request, waiting: int) -> Rejection:
-    others = "another request waits" if waiting == 1 else f"{waiting} other requests wait"
-    return Rejection(request, Reason.CAPACITY, f"{others} for room ahead of {request}")
+def as_ticket(state: State, tenant: TenantRef, terms: Terms, now: Seconds) -> Ticket:
+    """Return the ticket of a new request, as if it were to wait."""
+    return Ticket(
+        number=state.last_ticket + 1,
+        request=state.canonical(request_of(terms.want)),
+        count=terms.count,
+        tenant=tenant.id,
+        priority=terms.priority,
+        entered=now,
+        lease=terms.lease,
+        expected=terms.expected_seconds,
+    )

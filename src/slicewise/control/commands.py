@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from slicewise.api.agents import HelloBody, ReportBody
 from slicewise.control.answers import Answer
+from slicewise.engine.rehearsal import Rehearsal
 from slicewise.journal.entries import GeometryRecord, QuotaRecord, Role, Seconds, TenantRef, Want
 
 
@@ -19,6 +20,8 @@ class Terms:
     wait: Seconds = 0
     lease: Seconds | None = None
     labels: dict[str, str] = field(default_factory=dict)
+    preemptible: bool = False
+    expected_seconds: Seconds | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,17 @@ class Release:
     """Only if the allocation belongs to this tenant; None for any."""
     ended: Answer | None = None
     """The answer if the allocation has ended already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extend:
+    """Extend the lease of a placed allocation."""
+
+    allocation: str
+    lease: Seconds
+    """Time from now until the lease ends."""
+    tenant: TenantRef | None = None
+    """Only if the allocation belongs to this tenant; None for any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +115,7 @@ class RemoveNode:
 
 @dataclass(frozen=True, slots=True)
 class SetTenant:
-    """Create a tenant, or change its quota."""
+    """Create a tenant, or change its terms."""
 
     tenant: str
     quota: QuotaRecord
@@ -239,11 +253,26 @@ class SetClock:
     """How far it was ahead when the operator decided to accept the step."""
 
 
+@dataclass(frozen=True, slots=True)
+class ChoosePolicy:
+    """Use the table that a rehearsal found to be the best."""
+
+    rehearsal: Rehearsal
+
+
+@dataclass(frozen=True, slots=True)
+class KeepLeastLost:
+    """Return to the table of `least-lost`: nothing is rehearsed."""
+
+    why: str
+
+
 Command = (
     Create
     | CreateAll
     | CreateOn
     | Release
+    | Extend
     | AddNode
     | Cordon
     | Uncordon
@@ -263,6 +292,8 @@ Command = (
     | Adopt
     | Evict
     | SetClock
+    | ChoosePolicy
+    | KeepLeastLost
 )
 
 

@@ -1,16 +1,15 @@
-"""What can be requested: profiles that some GPU model offers, and counts that fit the cluster."""
+"""What can be requested: profiles that some GPU model offers, in the cluster or the catalog."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from functools import cache
 
-from slicewise.catalog import Catalog, Entry
+from slicewise.catalog import Catalog, CatalogEntry
 from slicewise.control.answers import RefusedError
 from slicewise.core.errors import UnknownNameError
-from slicewise.core.geometry import Geometry, Profile
+from slicewise.core.geometry import Geometry
 from slicewise.core.request import Reason, Rejection, Request
-from slicewise.core.tables import cached
 
 
 def refuse_unknown(
@@ -56,31 +55,5 @@ def _unknown(request: Request, models: Collection[Geometry]) -> str | None:
 
 
 @cache
-def _catalog() -> tuple[Entry, ...]:
+def _catalog() -> tuple[CatalogEntry, ...]:
     return tuple(Catalog.builtin().entries())
-
-
-def fits_empty_cluster(request: Request, count: int, gpus: Mapping[Geometry, int]) -> bool:
-    """Return whether so many instances would fit if all these GPUs were empty."""
-    room = 0
-    for geometry, number in gpus.items():
-        profiles = [profile for _, profile in request.candidates(geometry)]
-        room += number * max((instances_per_gpu(geometry, p) for p in profiles), default=0)
-    return room >= count
-
-
-@cached(1024)
-def instances_per_gpu(geometry: Geometry, profile: Profile) -> int:
-    """Return how many instances of one profile an empty GPU holds.
-
-    All windows have the same length, so taking the lowest free start each time is optimal.
-    """
-    windows = free_from = 0
-    for start in profile.starts:
-        if start >= free_from:
-            windows += 1
-            free_from = start + profile.size
-    for budget, need in zip(geometry.all_budgets, geometry.needs(profile), strict=True):
-        if need:
-            windows = min(windows, budget.total // need)
-    return windows

@@ -20,7 +20,6 @@ from slicewise.control.status import AgentStatus
 from slicewise.control.unit_of_work import UnitOfWork
 from slicewise.control.views import allocation_view, foreign_view
 from slicewise.core.request import Reason
-from slicewise.core.states import ILLEGAL
 from slicewise.journal.agent_entries import Foreign, ForeignEvicted, ForeignGone, ForeignSeen, Phase
 from slicewise.journal.entries import Allocated, AllocationRecord, Part, Want
 
@@ -117,8 +116,7 @@ class ForeignInstances:
         placement = node.geometry.placement(found.profile, found.start)
         if placement is None or placement.profile.size != found.size:
             return False
-        here = cluster.state_of[node.gpus[found.gpu]]
-        return cluster.after_place[here][placement.number] != ILLEGAL
+        return cluster.is_open(node.gpus[found.gpu], placement.number)
 
     def _gone(self, node: NodeStatus, name: str) -> None:
         self._work.enter(ForeignGone(node.name, name))

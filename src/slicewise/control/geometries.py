@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from functools import lru_cache
 
 import msgspec
 
@@ -49,7 +50,7 @@ def geometry_of(record: GeometryRecord) -> Geometry:
     return _build(msgspec.json.encode(record))
 
 
-@cached(64)
+@lru_cache(64)
 def _build(data: bytes) -> Geometry:
     record = msgspec.json.decode(data, type=GeometryRecord)
     return Geometry(

@@ -1,4 +1,4 @@
-"""The GPU models of the cluster, and the limits on them.
+"""The GPU models of a running cluster, and the limits on them; the catalog has the known ones.
 
 The tables of a model grow with its number of states. Agents report the models of their GPUs, so
 without limits a faulty agent could exhaust the memory of every process and slow down every start.
@@ -30,7 +30,7 @@ def refuse_too_many(state: State, limit: int, leaving: Geometry | None = None) -
         )
 
 
-class Models:
+class GpuModels:
     """Adds models, and removes those that no node has any more."""
 
     def __init__(self, work: UnitOfWork, max_models: int, max_states: int) -> None:

@@ -16,6 +16,7 @@ from slicewise.control.commands import (
     AddNode,
     Adopt,
     CarryOut,
+    ChoosePolicy,
     Command,
     Cordon,
     Create,
@@ -23,9 +24,11 @@ from slicewise.control.commands import (
     CreateOn,
     Drain,
     Evict,
+    Extend,
     Heard,
     Hello,
     IssueToken,
+    KeepLeastLost,
     Lost,
     Release,
     RemoveNode,
@@ -38,16 +41,19 @@ from slicewise.control.commands import (
     Uncordon,
 )
 from slicewise.control.foreign_instances import ForeignInstances
-from slicewise.control.gpu_models import MAX_CLUSTER_STATES, MAX_MODELS, Models
+from slicewise.control.gpu_models import MAX_CLUSTER_STATES, MAX_MODELS, GpuModels
 from slicewise.control.inventory import Inventory
+from slicewise.control.leases import Leases
 from slicewise.control.moves import Moves
+from slicewise.control.policy_choices import PolicyChoices
+from slicewise.control.quota import QueueLimits
+from slicewise.control.reclaim import Reclaims
 from slicewise.control.state import State
 from slicewise.control.tenants import Tenants
 from slicewise.control.unit_of_work import NewId, UnitOfWork
+from slicewise.engine.reclaim import ReclaimRules
+from slicewise.engine.reservation_rules import ReservationRules
 from slicewise.journal.entries import Cause, NodePhase, Row, Seconds
-
-QUEUED_PER_TENANT = 1000
-"""Default limit on the queued requests of one tenant."""
 
 CLOCK, QUEUE = internal("clock"), internal("queue")
 
@@ -59,18 +65,29 @@ class CommandHandler:
         self,
         state: State,
         new_id: NewId,
-        queued_per_tenant: int = QUEUED_PER_TENANT,
+        limits: QueueLimits | None = None,
         on_policy_error: OnPolicyError = lambda error: None,
+        rules: ReservationRules | None = None,
         max_models: int = MAX_MODELS,
         max_states: int = MAX_CLUSTER_STATES,
+        reclaim: ReclaimRules | None = None,
     ) -> None:
         self.state = state
         self._work = UnitOfWork(state, new_id)
-        self._allocations = Allocations(self._work, queued_per_tenant, on_policy_error)
-        models = Models(self._work, max_models, max_states)
+        self._policies = PolicyChoices(self._work)
+        self._allocations = Allocations(
+            self._work,
+            limits or QueueLimits(),
+            rules or ReservationRules(),
+            on_policy_error,
+            self._policies,
+        )
+        self._leases = Leases(self._work, self._allocations)
+        self._reclaims = Reclaims(self._work, self._allocations, reclaim or ReclaimRules())
+        models = GpuModels(self._work, max_models, max_states)
         self._inventory = Inventory(self._work, self._allocations, models)
         self._tenants = Tenants(self._work)
-        self._moves = Moves(self._work)
+        self._moves = Moves(self._work, self._allocations)
         self._foreign = ForeignInstances(self._work)
         self._agents = Agents(self._work, self._allocations, self._foreign, models)
 
@@ -93,21 +110,35 @@ class CommandHandler:
             check(self.state.tokens, actor.token, self._work.now)
 
     def expire(self, steady: Seconds) -> None:
-        """End allocations whose lease is over, or whose time in the queue is."""
+        """End allocations whose lease, time in the queue or notice is over; warn of the next."""
         self._work.open(CLOCK, steady)
         state, now = self.state, self._work.now
-        for allocation in state.leases_over(now):
-            self._allocations.end(allocation, Cause.LEASE)
-        for ticket in state.waiting.expired(now):
+        self._leases.expire()
+        for ticket in state.waiting.due(now):
             queued = state.allocations[state.by_ticket[ticket.number]]
             self._allocations.end(queued, Cause.TIMEOUT)
+        self._reclaims.expire()
 
     def serve_queue(self, steady: Seconds) -> None:
-        """Place queued requests if room has appeared since the last call."""
-        if self._work.room_appeared and len(self.state.waiting):
+        """Place queued requests if one may have room; reserve or claim windows for others."""
+        if len(self.state.waiting) or self._reclaims.active:
             self._work.open(QUEUE, steady)
             self._allocations.serve()
+            if self._reclaims.may_claim:
+                self._reclaims.serve()
         self._work.room_appeared = False
+
+    @property
+    def next_time(self) -> Seconds | None:
+        """The service time at which something is due: a lease, a deadline, a window."""
+        state = self.state
+        times = (
+            state.next_lease,
+            state.waiting.next_deadline,
+            self._allocations.dispatcher.next_due,
+            self._reclaims.next_time,
+        )
+        return min((time for time in times if time is not None), default=None)
 
     def _decide(self, command: Command) -> Answer:
         match command:
@@ -119,6 +150,8 @@ class CommandHandler:
                 return self._allocations.create_on(command)
             case Release():
                 return self._allocations.release(command)
+            case Extend():
+                return self._leases.extend(command)
             case AddNode():
                 return self._inventory.add_node(command)
             case Cordon(node):
@@ -157,3 +190,7 @@ class CommandHandler:
                 return self._foreign.evict(command)
             case SetClock():
                 return self._inventory.set_clock(command)
+            case ChoosePolicy():
+                return self._policies.choose(command)
+            case KeepLeastLost():
+                return self._policies.keep_least_lost(command)

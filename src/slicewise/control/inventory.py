@@ -13,7 +13,7 @@ from slicewise.control.commands import (
     SetClock,
 )
 from slicewise.control.geometries import record_of
-from slicewise.control.gpu_models import Models
+from slicewise.control.gpu_models import GpuModels
 from slicewise.control.unit_of_work import UnitOfWork
 from slicewise.control.views import node_view
 from slicewise.journal.entries import (
@@ -32,7 +32,7 @@ from slicewise.journal.entries import (
 class Inventory:
     """Adds, cordons, drains and removes nodes; sets the clock."""
 
-    def __init__(self, work: UnitOfWork, allocations: Allocations, models: Models) -> None:
+    def __init__(self, work: UnitOfWork, allocations: Allocations, models: GpuModels) -> None:
         self._models = models
         self._work = work
         self._state = work.state
@@ -67,7 +67,7 @@ class Inventory:
         node = self._work.node(name)
         if node.phase is not phase:
             self._work.enter(NodeTurned(name, phase))
-            self._work.room_appeared |= phase is NodePhase.READY
+            self._work.room_appeared = True  # or a reservation is lost, which makes room, too
         return json_answer(200, node_view(self._state, node))
 
     def drain(self, command: Drain) -> Answer:
@@ -94,6 +94,7 @@ class Inventory:
                 reason="busy",
             )
         view = node_view(self._state, node)
+        self._allocations.dispatcher.removed(node.gpus)
         self._work.enter(NodeRemoved(node.name))
         self._models.forget(node.geometry)
         return json_answer(200, view)

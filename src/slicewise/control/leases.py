@@ -1,44 +1,81 @@
-"""The leases of allocations: when each one ends.
-
-The commit loop sleeps until the soonest end, and `handler.CommandHandler.expire` then ends the
-allocations whose lease is over.
-"""
+"""Leases: ends allocations whose lease is over, warns their tenants before, extends leases."""
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Container
-
-from slicewise.journal.entries import Seconds
+from slicewise.api.base import moment
+from slicewise.control.allocations import Allocations
+from slicewise.control.answers import Answer, RefusedError, json_answer
+from slicewise.control.commands import Extend
+from slicewise.control.quota import too_long
+from slicewise.control.state import State
+from slicewise.control.unit_of_work import UnitOfWork
+from slicewise.control.views import allocation_view
+from slicewise.core.request import Reason
+from slicewise.journal.entries import AllocationRecord, Cause, Seconds
+from slicewise.journal.lease_entries import LeaseEnding, LeaseExtended
 
 
 class Leases:
-    """The ends of leases, soonest first. Allocations that ended early are dropped lazily."""
+    """Ends leases, warns of their end, and extends them."""
 
-    def __init__(self, allocations: Container[str]) -> None:
+    def __init__(self, work: UnitOfWork, allocations: Allocations) -> None:
+        self._work = work
+        self._state = work.state
         self._allocations = allocations
-        self._ends: list[tuple[Seconds, str]] = []
-        self._limit = 100
-        """The length at which leases of ended allocations are dropped."""
 
-    def __len__(self) -> int:
-        return len(self._ends)
+    def expire(self) -> None:
+        """End allocations whose lease is over, and warn the tenants of those that end soon."""
+        now = self._work.now
+        for allocation in self._state.leases_due(now):
+            ends = allocation.ends
+            assert ends is not None  # only an allocation with a lease is due
+            if ends <= now:
+                self._allocations.end(allocation, Cause.LEASE)
+            else:
+                self._work.enter(LeaseEnding(allocation.id, allocation.tenant, ends))
 
-    def add(self, ends: Seconds, allocation: str) -> None:
-        """Add the lease of an allocation."""
-        heapq.heappush(self._ends, (ends, allocation))
-        if len(self._ends) > self._limit:
-            self._ends = [lease for lease in self._ends if lease[1] in self._allocations]
-            heapq.heapify(self._ends)
-            self._limit = 2 * len(self._ends) + 100
+    def extend(self, command: Extend) -> Answer:
+        """Extend a lease: it ends the given time from now, and never earlier than before."""
+        state, identity, lease = self._state, command.allocation, command.lease
+        allocation = state.allocations.get(identity)
+        if allocation is None or command.tenant not in (None, allocation.tenant):
+            raise RefusedError(404, f"no allocation {identity!r}")
+        if allocation.placed is None:
+            sentence = f"allocation {identity!r} is queued: its lease begins when it is placed"
+            raise RefusedError(409, sentence, reason="queued")
+        before, ends = allocation.ends, self._work.now + lease
+        if before is None:
+            sentence = f"allocation {identity!r} has no lease to extend: it lasts until its release"
+            raise RefusedError(409, sentence, reason="no lease")
+        excessive = too_long(state.tenants[allocation.tenant.id], lease)
+        if excessive is not None:
+            raise RefusedError(409, excessive, reason=Reason.QUOTA)
+        opening = promised_opening(state, allocation)
+        if opening is not None and ends > max(opening, before):
+            raise RefusedError(
+                409,
+                f"the room of allocation {identity!r} is promised to a waiting request: its lease "
+                f"may last until {moment(max(opening, before))}, not until {moment(ends)}",
+                reason="promised",
+            )
+        if ends > before:
+            self._work.enter(LeaseExtended(identity, allocation.tenant, lease, ends))
+        return json_answer(200, allocation_view(state, state.allocations[identity]))
 
-    @property
-    def next_end(self) -> Seconds | None:
-        """The soonest end of a lease."""
-        while self._ends and self._ends[0][1] not in self._allocations:
-            heapq.heappop(self._ends)
-        return self._ends[0][0] if self._ends else None
 
-    def pop(self) -> str:
-        """Remove the soonest lease and return its allocation."""
-        return heapq.heappop(self._ends)[1]
+def promised_opening(state: State, allocation: AllocationRecord) -> Seconds | None:
+    """Return the time from which the room of an allocation is promised to a waiting request.
+
+    Its lease is not extended past that time. None if nothing is promised.
+    """
+    if not len(state.reservations):
+        return None
+    opens = []
+    for identity in state.instances[allocation.id]:
+        instance = state.cluster.instance(identity)
+        reservation = state.reservations.on(instance.gpu)
+        if reservation is None or reservation[1].opens is None:
+            continue
+        if instance in state.reservations.blockers(reservation[1]):
+            opens.append(reservation[1].opens)
+    return min(opens, default=None)

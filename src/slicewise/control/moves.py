@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from slicewise.api.defrag import MovesView
+from slicewise.control.allocations import Allocations
 from slicewise.control.answers import Answer, RefusedError, json_answer
 from slicewise.control.commands import CarryOut, MoveInstance
 from slicewise.control.unit_of_work import UnitOfWork
@@ -15,15 +16,17 @@ from slicewise.journal.entries import Moved, NodePhase, Part
 class Moves:
     """Makes planned moves, all or none."""
 
-    def __init__(self, work: UnitOfWork) -> None:
+    def __init__(self, work: UnitOfWork, allocations: Allocations) -> None:
         self._work = work
         self._state = work.state
+        self._allocations = allocations
 
     def carry_out(self, command: CarryOut) -> Answer:
         """Make the moves in order. All are tried first, because all or none are made."""
         parts = self._try_out(command.moves)
         for move, part in zip(command.moves, parts, strict=True):
             allocation = self._state.allocations[move.allocation]
+            self._allocations.note_freed([allocation.parts[move.index]])
             self._work.enter(Moved(allocation.id, allocation.tenant, move.index, part))
             self._work.finish_draining(move.node)
         self._work.room_appeared = True
@@ -54,6 +57,12 @@ class Moves:
                     )
                 if state.cluster.is_held(target.gpus[move.to_gpu]):
                     raise SlicewiseError(f"GPU {move.to_gpu} of {target.name!r} is held")
+                if state.cluster.reserved(target.gpus[move.to_gpu]) is not None:
+                    # Plans keep off such GPUs; this one was made before the window was reserved.
+                    raise SlicewiseError(
+                        f"a window of GPU {move.to_gpu} of {target.name!r} is reserved for a "
+                        "queued request"
+                    )
                 if target.geometry.model != at.model:
                     raise SlicewiseError(
                         f"it is on {at.model}, and node {target.name!r} has {target.geometry.model}"

@@ -24,7 +24,7 @@ class FencedError(SlicewiseError):
     """Raised when another process leads; nothing was written."""
 
 
-class Key(NamedTuple):
+class IdempotencyKey(NamedTuple):
     """An idempotency key and its owner."""
 
     tenant: str
@@ -47,11 +47,14 @@ DAMAGED = Kept("", Answer(0, b""))
 class Journal(Protocol):
     """Stores rows, answers and snapshots. All methods may raise StoreError."""
 
-    def answers(self, keys: Sequence[Key]) -> dict[Key, Kept]:
+    def answers(self, keys: Sequence[IdempotencyKey]) -> dict[IdempotencyKey, Kept]:
         """Return the stored answers for these keys; `DAMAGED` for a damaged one."""
 
     def append(
-        self, epoch: int, rows: Sequence[Row], answers: Iterable[tuple[Key, Kept, Seconds]]
+        self,
+        epoch: int,
+        rows: Sequence[Row],
+        answers: Iterable[tuple[IdempotencyKey, Kept, Seconds]],
     ) -> None:
         """Commit rows and answers in one transaction; raise FencedError if the epoch is over."""
 

@@ -10,7 +10,9 @@ from collections.abc import Iterator
 
 import msgspec
 
+from slicewise.control.demand_state import DemandSnapshot
 from slicewise.control.geometries import record_of
+from slicewise.control.policy_state import PolicySnapshot
 from slicewise.control.state import State
 from slicewise.control.status import AgentStatus
 from slicewise.journal.agent_entries import (
@@ -33,9 +35,9 @@ from slicewise.journal.entries import (
     NodePhase,
     NodeRemoved,
     NodeTurned,
-    Overtaken,
     ProfileRecord,
     Queued,
+    Reserved,
     Row,
     Seconds,
     TenantSet,
@@ -63,11 +65,6 @@ class _NodeSnapshot(msgspec.Struct, frozen=True):
     holds: dict[str, str] = {}
 
 
-class _Waiting(msgspec.Struct, frozen=True):
-    number: int
-    overtaken: int
-
-
 class Snapshot(msgspec.Struct, frozen=True):
     """The contents of a state."""
 
@@ -81,11 +78,17 @@ class Snapshot(msgspec.Struct, frozen=True):
     tenants: tuple[TenantSet, ...]
     tokens: tuple[TokenIssued, ...]
     allocations: tuple[AllocationRecord, ...]
-    waiting: dict[str, _Waiting]
-    """The tickets of queued allocations, by allocation."""
+    waiting: dict[str, int]
+    """The ticket numbers of queued allocations, by allocation."""
+    reserved: tuple[Reserved, ...]
+    """The reserved windows, by line."""
+    latest: dict[str, Seconds]
+    """By GPU model: the time of the latest request that was placed."""
     last_ticket: int
     turn: int
     leaving: tuple[AllocationRecord, ...] = ()
+    demand: DemandSnapshot = DemandSnapshot()
+    policy: PolicySnapshot = PolicySnapshot()
 
 
 def snapshot_of(state: State) -> Snapshot:
@@ -112,13 +115,22 @@ def snapshot_of(state: State) -> Snapshot:
         tenants=tuple(TenantSet(tenant.ref, tenant.quota) for tenant in state.tenants.values()),
         tokens=tuple(state.tokens.values()),
         allocations=tuple(state.allocations.values()),
-        waiting={
-            identity: _Waiting(number, state.waiting.overtaken(number))
-            for identity, number in state.tickets.items()
-        },
+        waiting=dict(state.tickets),
+        reserved=tuple(
+            Reserved(
+                state.tenants[line.tenant].ref,
+                state.want_of(line),
+                line.instances,
+                state.window_records(pool),
+            )
+            for line, pool in state.reservations
+        ),
+        latest={geometry.model: at for geometry, at in state.waiting.latest.items()},
         last_ticket=state.last_ticket,
         turn=state.turn,
         leaving=tuple(state.leaving.values()),
+        demand=state.demand.snapshot(),
+        policy=state.policy.snapshot(),
     )
 
 
@@ -171,8 +183,7 @@ def restore_snapshot(snapshot: Snapshot, state: State) -> State:
         enter(token)
     for allocation in snapshot.allocations:
         waits = snapshot.waiting.get(allocation.id)
-        enter(Allocated(allocation) if waits is None else Queued(allocation, waits.number))
-    enter(Overtaken({waits.number: waits.overtaken for waits in snapshot.waiting.values()}))
+        enter(Allocated(allocation) if waits is None else Queued(allocation, waits))
     enter(TurnTaken(snapshot.turn))
     for record in snapshot.leaving:
         state.placements.restore_leaving(record)
@@ -182,6 +193,12 @@ def restore_snapshot(snapshot: Snapshot, state: State) -> State:
                 enter(entry)
         if node.phase is not NodePhase.READY:
             enter(NodeTurned(node.name, node.phase))
+    for reserved in snapshot.reserved:
+        enter(reserved)
+    for name, at in snapshot.latest.items():
+        state.waiting.placed(state.geometries[name], at)
+    state.demand.restore(snapshot.demand)
+    state.policy.restore(snapshot.policy)
     state.last_ticket = snapshot.last_ticket
     state.seq = snapshot.seq
     state.at = snapshot.at

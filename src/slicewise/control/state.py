@@ -10,7 +10,8 @@ Entries about allocations are applied in `allocation_state`, those that agents c
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -18,7 +19,9 @@ import msgspec
 from slicewise.control.agent_state import AgentEntries, as_gone
 from slicewise.control.allocation_index import AllocationIndex
 from slicewise.control.allocation_state import AllocationEntries
+from slicewise.control.demand_state import DemandState
 from slicewise.control.geometries import geometry_of
+from slicewise.control.policy_state import PolicyState
 from slicewise.control.status import NodeStatus as NodeStatus
 from slicewise.control.status import TenantStatus as TenantStatus
 from slicewise.control.status import request_of as request_of
@@ -27,8 +30,10 @@ from slicewise.core.errors import SlicewiseError
 from slicewise.core.geometry import Geometry
 from slicewise.core.request import Need, Request
 from slicewise.core.tables import drop_tables
-from slicewise.engine.queue import Discipline, WaitingRoom
+from slicewise.engine.queue import Queue, Ticket
+from slicewise.engine.reservations import LineKey, Reservations, Window
 from slicewise.engine.scheduler import Scheduler
+from slicewise.engine.shares import FULL_PRICE, Entitlement, Shares
 from slicewise.journal.agent_entries import Phase
 from slicewise.journal.entries import (
     AllocationRecord,
@@ -49,7 +54,10 @@ from slicewise.journal.entries import (
     TokenExpiring,
     TokenIssued,
     TokenRevoked,
+    Want,
+    WindowRecord,
 )
+from slicewise.journal.policy_entries import PolicyChosen
 
 
 class State:
@@ -58,9 +66,11 @@ class State:
     def __init__(
         self,
         policy: str = "default",
-        discipline: Discipline | None = None,
         index: AllocationIndex | None = None,
+        lease_warning: Seconds = 0,
+        preemptible_price: int = FULL_PRICE,
     ) -> None:
+        """``lease_warning``: the time between a warning and the end of a lease; 0 for none."""
         self.seq = 0
         """The sequence number of the last entry applied."""
         self.at: Seconds = 0.0
@@ -102,16 +112,31 @@ class State:
         self.phases: Counter[Phase] = Counter()
         """The number of instances on managed nodes in each phase."""
 
-        self.waiting = WaitingRoom(discipline or Discipline())
+        self.shares = Shares()
+        """What tenants use, by GPU model, and what they are entitled to."""
+        self.preemptible_price = preemptible_price
+        """What a preemptible slice counts in a tenant's share, in percent."""
+        self.waiting = Queue(self.shares)
+        """The queued allocations, as tickets."""
+        self.reservations = Reservations(self.cluster)
+        """The windows that are kept for queued allocations."""
         self.tickets: dict[str, int] = {}
         """The ticket number of a queued allocation."""
         self.by_ticket: dict[int, str] = {}
         """The queued allocation of a ticket number."""
+        self.preemptible: dict[str, None] = {}
+        """The ids of placed allocations that are preemptible."""
+        self.notices: dict[str, None] = {}
+        """The ids of placed allocations that have notice."""
+        self.held: dict[str, None] = {}
+        """The ids of queued allocations that were reclaimed and are held back."""
         self.last_ticket = 0
         self.turn = 0
         """The position of a round-robin policy, as the journal has it."""
 
-        self.placements = AllocationEntries(self)
+        self.demand = DemandState(self)
+        self.policy = PolicyState(self)
+        self.placements = AllocationEntries(self, lease_warning)
         self._agents = AgentEntries(self)
         self._apply: dict[type[Entry], Callable[[Any, Row], None]] = {
             ModelEntered: self._model_entered,
@@ -124,7 +149,8 @@ class State:
             TokenIssued: self._token_issued,
             TokenExpiring: self._token_expiring,
             TokenRevoked: self._token_revoked,
-            Rejected: lambda entry, row: None,
+            Rejected: lambda entry, row: self.demand.rejected(entry, row.at),
+            PolicyChosen: self.policy.chose,
             ClockSet: self._clock_set,
             **self.placements.handlers,
             **self._agents.handlers,
@@ -148,12 +174,15 @@ class State:
         geometry = geometry_of(entry.geometry)
         self.geometries[geometry.model] = geometry
         self.cluster.know(geometry)
+        self._rename_requests()
 
     def _model_forgotten(self, entry: ModelForgotten, row: Row) -> None:
         geometry = self.geometries.pop(entry.model)
         self.cluster.forget(geometry)
         del self.gpus[geometry]
-        drop_tables()
+        drop_tables(geometry)
+        self.waiting.forget(geometry)
+        self._rename_requests()
 
     def _node_added(self, entry: NodeAdded, row: Row) -> None:
         node = self.cluster.add_node(entry.node, self.geometries[entry.model], entry.gpus)
@@ -163,6 +192,7 @@ class State:
                 f"and the journal says {entry.first}"
             )
         self.gpus[node.geometry] += entry.gpus
+        self.shares.add_gpus(node.geometry, entry.gpus)
         self.nodes[entry.node] = NodeStatus(
             entry.node, node.geometry, node.gpus, NodePhase.READY, entry.labels
         )
@@ -180,7 +210,12 @@ class State:
     def _node_removed(self, entry: NodeRemoved, row: Row) -> None:
         node = self.nodes[entry.node]
         self._agents.unblock_all(node)
+        for _, pool in self.reservations:  # a line may lose windows on other nodes as well
+            for window in pool:
+                self.mark_changed(self.cluster.node_of(window.gpu).name)
+        self.reservations.drop(node.gpus)
         self.cluster.remove_node(entry.node)
+        self.shares.add_gpus(node.geometry, -len(node.gpus))
         del self.nodes[entry.node]
         self.layout += 1
         self.gpus[node.geometry] -= len(node.gpus)
@@ -207,11 +242,14 @@ class State:
             raise SlicewiseError(f"two tenants are named {ref.name!r}")
         else:
             self.tenants[ref.id] = self.tenants_by_name[ref.name] = TenantStatus(ref, entry.quota)
+        quota = entry.quota
+        self.shares.entitle(ref.id, Entitlement(quota.weight, quota.guarantee, quota.max_priority))
 
     def _tenant_removed(self, entry: TenantRemoved, row: Row) -> None:
         for token in [t for t in self.tokens.values() if t.tenant == entry.tenant]:
             self._remove_token(token)
         del self.tenants[entry.tenant.id], self.tenants_by_name[entry.tenant.name]
+        self.shares.forget(entry.tenant.id)
 
     def _token_issued(self, entry: TokenIssued, row: Row) -> None:
         self.tokens[entry.token] = self.tokens_by_digest[entry.digest] = entry
@@ -242,14 +280,17 @@ class State:
 
     @property
     def next_lease(self) -> Seconds | None:
-        """The time at which the next lease ends."""
-        return self.placements.leases.next_end
+        """The next time at which a lease ends or a warning is due."""
+        return self.placements.lease_times.next_time
 
-    def leases_over(self, now: Seconds) -> Iterator[AllocationRecord]:
-        """Yield the allocations whose lease is over; the caller ends each before the next."""
-        leases = self.placements.leases
-        while (ends := leases.next_end) is not None and ends <= now:
-            yield self.allocations[leases.pop()]
+    def leases_due(self, now: Seconds) -> Iterator[AllocationRecord]:
+        """Yield the allocations whose lease is over or ends soon.
+
+        The caller ends each one or enters its warning before the next.
+        """
+        times = self.placements.lease_times
+        while (time := times.next_time) is not None and time <= now:
+            yield self.allocations[times.pop()]
 
     # Allocations
 
@@ -292,6 +333,54 @@ class State:
                 part = msgspec.structs.replace(part, phase=Phase.PLACED, gpu_uuid=agent.gpus[index])
             parts.append(part)
         return tuple(parts)
+
+    def window_records(self, windows: Iterable[Window]) -> tuple[WindowRecord, ...]:
+        """Return the records of reserved windows."""
+        records = []
+        for window in windows:
+            node = self.cluster.node_of(window.gpu)
+            placement = node.geometry.placements[window.placement]
+            records.append(
+                WindowRecord(
+                    node=node.name,
+                    gpu=window.gpu - node.gpus.start,
+                    profile=placement.profile.name,
+                    start=placement.start,
+                    opens=window.opens,
+                    claimed=window.claimed,
+                )
+            )
+        return tuple(records)
+
+    def want_of(self, line: LineKey) -> Want:
+        """Return what the first request of a line asks for, in its own words."""
+        waiting = self.waiting.line(line)
+        if waiting is None or waiting.head is None:  # the last one has just left
+            want = line.request.want
+            if isinstance(want, str):
+                return Want(profile=want, models=line.request.models)
+            return Want(compute=want.compute, memory_gb=want.memory_gb, models=line.request.models)
+        return self.allocations[self.by_ticket[waiting.head]].want
+
+    def _rename_requests(self) -> None:
+        """Find the canonical requests of queued allocations again: the models have changed."""
+        queue = self.waiting
+        if not len(queue):
+            return
+        held = {
+            line: list(islice(waiting.ready, len(pool) // line.instances))
+            for line, pool in self.reservations
+            if (waiting := queue.line(line)) is not None
+        }
+
+        def canonical(ticket: Ticket) -> Request:
+            # From what was asked for: what was canonical may be too coarse now.
+            return self.canonical(request_of(self.allocations[self.by_ticket[ticket.number]].want))
+
+        queue.rename(canonical)
+        self.reservations.rename(
+            {line: [queue.ticket(number).line for number in held[line]] for line in held}
+        )
 
     def canonical(self, request: Request) -> Request:
         """Return the equivalent request that all requests of the same kind share.

@@ -14,6 +14,7 @@ from slicewise.control.commands import (
 from slicewise.control.unit_of_work import UnitOfWork
 from slicewise.control.views import tenant_view, token_view
 from slicewise.journal.entries import (
+    QuotaRecord,
     TenantRef,
     TenantRemoved,
     TenantSet,
@@ -33,8 +34,9 @@ class Tenants:
     # Tenants
 
     def set_tenant(self, command: SetTenant) -> Answer:
-        """Create a tenant, or change its quota."""
+        """Create a tenant, or change its terms."""
         name = command.tenant
+        _check_terms(command.quota)
         if not command.new:
             ref = self._work.tenant(name).ref
         elif name in self._state.tenants_by_name:
@@ -117,3 +119,23 @@ class Tenants:
         if token is None:
             raise RefusedError(404, f"no token {identity!r}")
         return token
+
+
+def _check_terms(quota: QuotaRecord) -> None:
+    """Refuse terms that contradict each other."""
+    slices = quota.memory_slices
+    if slices is not None and quota.guarantee > slices:
+        raise RefusedError(
+            400,
+            f"the guarantee of {quota.guarantee} memory slices exceeds the quota of {slices}: "
+            "lower the guarantee, or raise memory_slices",
+            field="quota.guarantee",
+        )
+    default, longest = quota.default_lease_seconds, quota.max_lease_seconds
+    if default is not None and longest is not None and default > longest:
+        raise RefusedError(
+            400,
+            f"the default lease of {default:g} seconds exceeds the maximum of {longest:g}: "
+            "lower default_lease_seconds, or raise max_lease_seconds",
+            field="quota.default_lease_seconds",
+        )

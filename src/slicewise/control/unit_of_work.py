@@ -27,7 +27,7 @@ class UnitOfWork:
         self.actor: Actor = internal("")
         """The actor of the current command."""
         self.room_appeared = False
-        """Whether a queued request may fit that did not fit when the queue was last served."""
+        """Whether the queue must be served: a request may fit now that did not fit before."""
 
     def open(self, actor: Actor, steady: Seconds) -> None:
         """Begin a command of this actor, at this steady time.

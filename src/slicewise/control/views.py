@@ -24,21 +24,22 @@ from slicewise.journal.entries import (
     Row,
     TenantRef,
     TokenIssued,
+    Want,
     concerns,
     kind,
 )
 
-SERVICE_ACTORS = frozenset({"clock", "extender", "queue", "service"})
+SERVICE_ACTORS = frozenset({"clock", "extender", "queue", "rehearsal", "service"})
 """The actors in the journal that are parts of the service, not tokens."""
+
+_EXPLAINED = (Cause.FAILED, Cause.RECLAIMED)
+"""Causes that come with a sentence."""
 
 
 def allocation_view(state: State, record: AllocationRecord) -> AllocationView:
     """Return the view of an allocation, ended or not."""
     first = record.parts[0] if record.parts else None
     want = record.want
-    need = None
-    if want.profile is None:
-        need = NeedBody(compute=want.compute or 0, memory_gb=want.memory_gb or 0)
     waiting = None
     shown = record.state
     if shown == "queued":
@@ -61,7 +62,7 @@ def allocation_view(state: State, record: AllocationRecord) -> AllocationView:
         size=first.size if first else None,
         count=record.count,
         instances=cast("tuple[PartView, ...]", record.parts),
-        wanted=WantView(profile=want.profile, need=need, models=want.models),
+        wanted=want_view(want),
         priority=record.priority,
         labels=record.labels,
         requested_at=moment(record.requested) or "",
@@ -70,23 +71,36 @@ def allocation_view(state: State, record: AllocationRecord) -> AllocationView:
         ended_at=moment(record.ended),
         cause=record.cause,
         waiting=waiting,
+        lease_seconds=record.lease,
+        preemptible=record.preemptible,
+        expected_seconds=record.expected_seconds,
+        detail=record.detail if record.cause in _EXPLAINED else None,
+        reclaimed_at=moment(record.reclaimed_at),
+        replaces=record.replaces or None,
+        reclaims=record.reclaims,
     )
     if first is None or (first.phase is None and len(record.parts) == 1):
         return view
     return _with_phases(view, record)
 
 
+def want_view(want: Want) -> WantView:
+    """Return the view of what was requested."""
+    need = None
+    if want.profile is None:
+        need = NeedBody(compute=want.compute or 0, memory_gb=want.memory_gb or 0)
+    return WantView(profile=want.profile, need=need, models=want.models)
+
+
 def _with_phases(view: AllocationView, record: AllocationRecord) -> AllocationView:
     """Add the details of instances on managed nodes to a view."""
     parts = tuple(part if part.phase is None else part_view(part) for part in record.parts)
-    detail = record.detail if record.cause is Cause.FAILED else None
     only = parts[0] if len(parts) == 1 else None
     if not isinstance(only, PartView):
-        return msgspec.structs.replace(view, instances=parts, detail=detail)
+        return msgspec.structs.replace(view, instances=parts)
     return msgspec.structs.replace(
         view,
         instances=parts,
-        detail=detail,
         phase=only.phase,
         uuid=only.uuid,
         gpu_uuid=only.gpu_uuid,
@@ -139,6 +153,10 @@ def tenant_view(tenant: TenantStatus) -> TenantView:
             instances=quota.instances,
             requests_per_second=quota.requests_per_second,
             max_priority=quota.max_priority,
+            weight=quota.weight,
+            guarantee=quota.guarantee,
+            default_lease_seconds=quota.default_lease_seconds,
+            max_lease_seconds=quota.max_lease_seconds,
         ),
         usage=UsageView(
             memory_slices=usage.memory_slices,
@@ -213,6 +231,7 @@ def desired_view(state: State, node: NodeStatus, agent: AgentStatus) -> DesiredV
                 size=part.size,
                 wanted="present" if record.ended is None else "absent",
                 uuid=part.uuid,
+                notice=moment(record.reclaimed_at) or "",
             )
         )
     evict = tuple(

@@ -1,26 +1,27 @@
 """The cluster: GPUs and the instances on them, indexed by state.
 
 Per state, the cluster keeps the ordered set of GPUs in it (`members`) and the lowest of them
-(`first`). A decision looks at states, of which there are a few hundred, never at GPUs. Totals
+(`first`). A decision looks at states, of which there are some hundred, never at GPUs. Totals
 (occupied slices, active GPUs, fragmentation) are updated as GPUs change state.
 """
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import gt
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from slicewise.core.errors import PlacementError, SlicewiseError, UnknownNameError
-from slicewise.core.fragmentation import Reading, score_table
 from slicewise.core.geometry import Geometry
-from slicewise.core.idset import NONE, IdSet
+from slicewise.core.idset import IdSet
 from slicewise.core.residents import Residents
-from slicewise.core.states import ILLEGAL, GpuState, state_space
+from slicewise.core.state_index import StateIndex
+from slicewise.core.states import ILLEGAL, GpuState
+from slicewise.core.totals import ClusterTotals
+from slicewise.core.window_ends import WindowEnds
 
 _GONE = -1
 _SLOT_BITS = 32
@@ -48,7 +49,7 @@ class Node:
     schedulable: bool
 
 
-class Cluster:
+class Cluster(StateIndex, ClusterTotals):
     """GPUs, their states and the instances on them.
 
     Overlapping and illegal placements cannot be made, and nothing is released twice: both raise
@@ -56,27 +57,15 @@ class Cluster:
     """
 
     def __init__(self) -> None:
-        self.states: list[GpuState] = []
-        """Every state of every model in the cluster; all tables below are indexed by it."""
-        self.members: list[IdSet] = []
-        """The schedulable GPUs in each state."""
-        self.first: npt.NDArray[np.int64] = np.empty(0, np.int64)
-        """The lowest schedulable GPU in each state, or NONE."""
+        super().__init__()
         self.schedulable = IdSet()
         """All schedulable GPUs: those of schedulable nodes that are not held."""
-        self.after_place: list[tuple[int, ...]] = []
-        """State by placement: the state that follows, or ILLEGAL."""
-        self.after_release: list[tuple[int, ...]] = []
-        """State by placement: the state left when that instance ends, or ILLEGAL."""
-        self._taken: list[int] = []
-        self._f_partial: list[int] = []
-        self._f_overlap: list[int] = []
-        self._empty_state: dict[Geometry, int] = {}
-        self.models_seen = 0
-        """Counts the models added and forgotten; each renumbers states."""
-
         self.state_of: list[int] = []
-        """The state of each GPU, by GPU id."""
+        """The state of each GPU as requests see it: a reserved window counts as occupied."""
+        self._actual: dict[int, int] = {}
+        """By GPU with a reserved window: its state without the reservation."""
+        self._reserved: dict[int, int] = {}
+        """By GPU: the placement whose window is reserved."""
         self._node_of = array("l")
         self._nodes: dict[str, Node] = {}
         self._node_names: list[str] = []
@@ -85,11 +74,11 @@ class Cluster:
 
         self._where = array("Q")
         self._generation = array("I")
+        self._ends = array("d")
         self._free_slots: list[int] = []
         self._residents = Residents()
-
-        self._gpus = self._slices = self._occupied = self._active = 0
-        self._sum_partial = self._sum_overlap = 0
+        self.window_ends = WindowEnds(self)
+        """When the windows of a GPU will be free, as far as the ends of instances are known."""
 
     @classmethod
     def of(cls, geometry: Geometry, gpus: int, gpus_per_node: int | None = None) -> Cluster:
@@ -122,6 +111,7 @@ class Cluster:
             self.state_of.extend([_GONE] * gpus)
             self._node_of.extend([_GONE] * gpus)
             self._residents.add_gpus(gpus)
+            self.window_ends.add_gpus(gpus)
         number = len(self._node_names)
         self._node_names.append(name)
         for gpu in ids:
@@ -145,39 +135,31 @@ class Cluster:
     def drain(self, name: str) -> Node:
         """Take a node's GPUs out of scheduling; running instances stay."""
         node = self.node(name)
-        if node.schedulable:
-            for gpu in node.gpus:
-                if gpu not in self._held:
-                    self._take_from_index(gpu)
+        for gpu in node.gpus:
+            self._take_from_index(gpu)
         return self._set_node(node, False)
 
     def resume(self, name: str) -> Node:
         """Make a node's GPUs schedulable again, except GPUs that are held."""
-        node = self.node(name)
-        if not node.schedulable:
-            for gpu in node.gpus:
-                if gpu not in self._held:
-                    self._put_into_index(gpu)
-        return self._set_node(node, True)
+        node = self._set_node(self.node(name), True)
+        for gpu in node.gpus:
+            self._put_into_index(gpu)
+        return node
 
     def hold(self, gpu: int) -> None:
         """Take one GPU out of scheduling, whatever the state of its node; running instances stay.
 
         Holding a GPU twice has no further effect.
         """
-        node = self.node_of(gpu)
-        if gpu not in self._held:
-            self._held.add(gpu)
-            if node.schedulable:
-                self._take_from_index(gpu)
+        self._check_gpu(gpu)
+        self._held.add(gpu)
+        self._take_from_index(gpu)
 
     def unhold(self, gpu: int) -> None:
         """Make a held GPU schedulable again, if its node is."""
-        node = self.node_of(gpu)
-        if gpu in self._held:
-            self._held.remove(gpu)
-            if node.schedulable:
-                self._put_into_index(gpu)
+        self._check_gpu(gpu)
+        self._held.discard(gpu)
+        self._put_into_index(gpu)
 
     def is_held(self, gpu: int) -> bool:
         """Whether a GPU is held."""
@@ -187,13 +169,14 @@ class Cluster:
     def remove_node(self, name: str) -> None:
         """Remove a node; refused while an instance is on it."""
         node = self.node(name)
-        busy = sum(self._taken[self.state_of[gpu]] > 0 for gpu in node.gpus)
+        busy = sum(self.state(gpu).mask > 0 for gpu in node.gpus)
         if busy:
             raise PlacementError(
                 f"node {name!r} still has instances on {busy} of its GPUs; release them first"
             )
         self.drain(name)
         for gpu in node.gpus:
+            self.unreserve(gpu)
             self.state_of[gpu] = _GONE
         self._held.difference_update(node.gpus)
         self._gpus -= len(node.gpus)
@@ -218,66 +201,99 @@ class Cluster:
         """All nodes, in the order they were added."""
         return tuple(self._nodes.values())
 
-    @property
-    def models(self) -> tuple[Geometry, ...]:
-        """The GPU models the cluster knows, whether or not a node has them."""
-        return tuple(self._empty_state)
-
     def _set_node(self, node: Node, schedulable: bool) -> Node:
         node = Node(node.name, node.geometry, node.gpus, schedulable)
         self._nodes[node.name] = node
         return node
 
-    def know(self, geometry: Geometry) -> int:
-        """Add a GPU model, with or without a node of it; returns the number of its empty state."""
-        known = self._empty_state.get(geometry)
-        if known is not None:
-            return known
-        if any(other.model == geometry.model for other in self._empty_state):
-            raise SlicewiseError(
-                f"another geometry named {geometry.model!r} is in the cluster already"
-            )
-        base = len(self.states)
-        space = state_space(geometry)
-        self.states.extend(space.states)
-        self.members.extend(IdSet() for _ in space.states)
-        self.first = np.concatenate([self.first, np.full(len(space), NONE, np.int64)])
-        for table, rows in (
-            (self.after_place, space.after_place),
-            (self.after_release, space.after_release),
-        ):
-            table.extend(tuple(t if t == ILLEGAL else t + base for t in row) for row in rows)
-        masks = [state.mask for state in space.states]
-        self._taken.extend(mask.bit_count() for mask in masks)
-        partial = score_table(geometry, Reading.PARTIAL)
-        overlap = score_table(geometry, Reading.OVERLAP)
-        self._f_partial.extend(partial[mask] for mask in masks)
-        self._f_overlap.extend(overlap[mask] for mask in masks)
-        self._empty_state[geometry] = base
-        self.models_seen += 1
-        return base
-
     def forget(self, geometry: Geometry) -> None:
         """Remove a GPU model that no node has; later models' states are renumbered."""
-        base = self._empty_state.get(geometry)
-        if base is None or any(node.geometry == geometry for node in self._nodes.values()):
+        if geometry not in self._empty_state or any(
+            node.geometry == geometry for node in self._nodes.values()
+        ):
             raise SlicewiseError(f"{geometry.model!r} is in use, or not known")
-        later = [other for other in self._empty_state.values() if other > base]
-        end = min(later, default=len(self.states))
-        gone = end - base
-        for table in (self.states, self.members, self._taken, self._f_partial, self._f_overlap):
-            del table[base:end]
-        self.first = np.delete(self.first, slice(base, end))
-        for rows in (self.after_place, self.after_release):
-            rows[base:] = [
-                tuple(t if t == ILLEGAL else t - gone for t in row) for row in rows[end:]
-            ]
-        self.state_of[:] = [state - gone if state >= end else state for state in self.state_of]
-        del self._empty_state[geometry]
-        for other, empty in self._empty_state.items():
-            if empty > base:
-                self._empty_state[other] = empty - gone
-        self.models_seen += 1
+        gone = self._drop(geometry)
+        self.state_of[:] = [
+            state - len(gone) if state >= gone.stop else state for state in self.state_of
+        ]
+        for gpu, state in self._actual.items():
+            self._actual[gpu] = state - len(gone) if state >= gone.stop else state
+
+    # Reservations
+
+    def reserve(self, gpu: int, placement: int) -> None:
+        """Keep the window of a placement from requests, whatever occupies it now.
+
+        Requests see the GPU as it will be: without the instances in the window, and with the
+        placement made. `put` itself still accepts every legal placement.
+        """
+        self._check_gpu(gpu)
+        if gpu in self._reserved:
+            raise PlacementError(f"GPU {gpu} has a reserved window already")
+        self._reserved[gpu] = placement
+        self._actual[gpu] = self.state_of[gpu]
+        self._show(gpu)
+
+    def unreserve(self, gpu: int) -> None:
+        """End the reservation on a GPU, if it has one."""
+        if gpu in self._reserved:
+            self._take_from_index(gpu)
+            del self._reserved[gpu]
+            self.state_of[gpu] = self._actual.pop(gpu)
+            self.window_ends.forget(gpu)
+            self._put_into_index(gpu)
+
+    def reserved(self, gpu: int) -> int | None:
+        """The placement reserved on a GPU, or None."""
+        return self._reserved.get(gpu)
+
+    def is_open(self, gpu: int, placement: int) -> bool:
+        """Whether a placement could be made now, reserved or not."""
+        return self.after_place[self.actual_state(gpu)][placement] != ILLEGAL
+
+    def once_cleared(self, gpu: int, placement: int) -> int:
+        """The state after a placement for which all instances in its window made way.
+
+        ILLEGAL if the instances that stay leave too little of a budget for it.
+        """
+        geometry = self._geometry(gpu)
+        window = geometry.placements[placement].window
+        state = self._empty_state[geometry]
+        for slot in self._residents.on(gpu):
+            number = self._where[slot] & (1 << _PLACEMENT_BITS) - 1
+            if not geometry.placements[number].window & window:
+                state = self.after_place[state][number]
+        return self.after_place[state][placement]
+
+    def takes_instances(self, gpu: int) -> bool:
+        """Whether a GPU takes new instances: its node is schedulable, and it is not held."""
+        return gpu not in self._held and self.node_of(gpu).schedulable
+
+    def actual_state(self, gpu: int) -> int:
+        """The number of a GPU's state, without regard to reservations."""
+        return self._actual[gpu] if gpu in self._actual else self.state_of[gpu]
+
+    def _show(self, gpu: int) -> None:
+        """Let requests see a GPU with its window occupied; not at all if that is no state."""
+        self._take_from_index(gpu)
+        shown = self._with_reservation(gpu)
+        self.state_of[gpu] = self._actual[gpu] if shown == ILLEGAL else shown
+        self.window_ends.forget(gpu)
+        self._put_into_index(gpu)
+
+    def _with_reservation(self, gpu: int) -> int:
+        """The state once a reserved placement is made and the instances in its way are gone.
+
+        ILLEGAL if the other instances leave too little of a budget for it, or if those in its way
+        use other slices or more of a budget than it will: what fits that state might not fit today.
+        """
+        number = self.once_cleared(gpu, self._reserved[gpu])
+        if number == ILLEGAL:
+            return ILLEGAL
+        actual, shown = self.state(gpu), self.states[number]
+        if actual.mask & ~shown.mask or any(map(gt, actual.used, shown.used)):
+            return ILLEGAL
+        return number
 
     # Instances
 
@@ -297,23 +313,31 @@ class Cluster:
             raise PlacementError(f"GPU {gpu} of node {node.name!r} is held: it takes nothing new")
         return self.put(gpu, placement.number)
 
-    def put(self, gpu: int, placement: int) -> Instance:
-        """Create an instance by the number of its placement in the GPU's geometry."""
-        old = self.state_of[gpu]
+    def put(self, gpu: int, placement: int, ends: float = math.inf) -> Instance:
+        """Create an instance by the number of its placement in the GPU's geometry.
+
+        ``ends`` is when it will leave, on the clock of the decisions, if that is known.
+        """
+        old = self._actual[gpu] if gpu in self._actual else self.state_of[gpu]
         new = self.after_place[old][placement]
         if new == ILLEGAL:
-            raise self._refusal(gpu, placement)
+            raise PlacementError(self.state(gpu).refusal(placement, f"GPU {gpu}"))
         self._move(gpu, old, new)
         where = gpu << _PLACEMENT_BITS | placement
         if self._free_slots:
             slot = self._free_slots.pop()
             self._where[slot] = where
+            self._ends[slot] = ends
             identity = self._generation[slot] << _SLOT_BITS | slot
         else:
             identity = slot = len(self._where)
             self._where.append(where)
+            self._ends.append(ends)
             self._generation.append(0)
         self._residents.enter(gpu, slot)
+        self.window_ends.forget(gpu)
+        if gpu in self._reserved:
+            self._show(gpu)
         _, profile, start, _ = self.states[new].geometry.placements[placement]
         return Instance(identity, gpu, profile.name, start, profile.size)
 
@@ -338,7 +362,7 @@ class Cluster:
         self._generation[slot] -= 1
         placement = self._geometry(instance.gpu).placement(instance.profile, instance.start)
         assert placement is not None  # it was legal when it was placed
-        self.put(instance.gpu, placement.number)
+        self.put(instance.gpu, placement.number, self._ends[slot])
 
     def instance(self, identity: int) -> Instance:
         """The existing instance with that id."""
@@ -351,6 +375,36 @@ class Cluster:
         ):
             raise PlacementError(f"no instance {identity}: it was released already, or never was")
         return self._instance_in(slot, identity)
+
+    def end_of(self, instance: Instance | int) -> float:
+        """When an instance will leave; infinity if that is not known."""
+        return self._ends[self._slot(instance)]
+
+    def set_end(self, instance: Instance | int, ends: float) -> None:
+        """Change when an instance will leave: its lease was extended, or a hint was given."""
+        slot = self._slot(instance)
+        self._ends[slot] = ends
+        self.window_ends.forget(self._where[slot] >> _PLACEMENT_BITS)
+
+    def _slot(self, instance: Instance | int) -> int:
+        identity = instance if isinstance(instance, int) else instance.id
+        self.instance(identity)
+        return identity & (1 << _SLOT_BITS) - 1
+
+    def ends_on(self, gpu: int) -> list[tuple[int, float]]:
+        """The placements on a GPU, and when each ends; as requests see it, like its state.
+
+        A reserved window counts as an instance whose end is not known, in place of those in it.
+        """
+        low = (1 << _PLACEMENT_BITS) - 1
+        found = [(self._where[slot] & low, self._ends[slot]) for slot in self._residents.on(gpu)]
+        reserved = self._reserved.get(gpu)
+        if reserved is None:
+            return found
+        placements = self._geometry(gpu).placements
+        window = placements[reserved].window
+        stay = [one for one in found if not placements[one[0]].window & window]
+        return [*stay, (reserved, math.inf)]
 
     def instances(self) -> Iterator[Instance]:
         """All instances."""
@@ -377,18 +431,24 @@ class Cluster:
         slot = identity & (1 << _SLOT_BITS) - 1
         where = self._where[slot]
         gpu = where >> _PLACEMENT_BITS
-        old = self.state_of[gpu]
+        old = self._actual[gpu] if gpu in self._actual else self.state_of[gpu]
         self._move(gpu, old, self.after_release[old][where & (1 << _PLACEMENT_BITS) - 1])
         self._residents.leave(gpu, slot)
+        self.window_ends.forget(gpu)
         self._where[slot] = _FREE_SLOT
         self._free_slots.append(slot)
+        if gpu in self._reserved:
+            self._show(gpu)
 
     def _move(self, gpu: int, old: int, new: int) -> None:
         """Change the state of a GPU and update every index and total."""
-        if gpu in self.schedulable:
-            self._leave(gpu, old)
-            self._join(gpu, new)
-        self.state_of[gpu] = new
+        if gpu in self._actual:
+            self._actual[gpu] = new  # `_show` updates the index, once the instance is entered
+        else:
+            if gpu in self.schedulable:
+                self._leave(gpu, old)
+                self._join(gpu, new)
+            self.state_of[gpu] = new
         before, after = self._taken[old], self._taken[new]
         self._occupied += after - before
         if not before:
@@ -399,38 +459,25 @@ class Cluster:
         self._sum_overlap += self._f_overlap[new] - self._f_overlap[old]
 
     def _take_from_index(self, gpu: int) -> None:
-        self.schedulable.remove(gpu)
-        self._leave(gpu, self.state_of[gpu])
+        if gpu in self.schedulable:
+            self.schedulable.remove(gpu)
+            self._leave(gpu, self.state_of[gpu])
 
     def _put_into_index(self, gpu: int) -> None:
+        """Offer a GPU to requests, unless its node or the GPU itself takes none."""
+        if gpu in self.schedulable or not self.takes_instances(gpu):
+            return
+        if gpu in self._reserved and self._with_reservation(gpu) == ILLEGAL:
+            return
         self.schedulable.add(gpu)
         self._join(gpu, self.state_of[gpu])
-
-    def _leave(self, gpu: int, state: int) -> None:
-        members = self.members[state]
-        members.remove(gpu)
-        self.first[state] = members.first
-
-    def _join(self, gpu: int, state: int) -> None:
-        members = self.members[state]
-        members.add(gpu)
-        self.first[state] = members.first
-
-    def _refusal(self, gpu: int, number: int) -> PlacementError:
-        state = self.state(gpu)
-        placement = state.geometry.placements[number]
-        what = f"{placement.profile.name} at slice {placement.start} of GPU {gpu}"
-        if placement.window & state.mask:
-            taken = state.geometry.mask_text(state.mask)
-            return PlacementError(f"{what} overlaps occupied slices ({taken}, slice 0 first)")
-        return PlacementError(f"{what} would exceed {state.overdrawn(placement.profile)}")
 
     # Reading
 
     def state(self, gpu: int) -> GpuState:
-        """The state of a GPU."""
+        """The state of a GPU, without regard to reservations."""
         self._check_gpu(gpu)
-        return self.states[self.state_of[gpu]]
+        return self.states[self.actual_state(gpu)]
 
     def _geometry(self, gpu: int) -> Geometry:
         return self.states[self.state_of[gpu]].geometry
@@ -440,36 +487,6 @@ class Cluster:
             raise PlacementError(f"no GPU {gpu} in the cluster ({self._gpus} GPUs)")
 
     @property
-    def gpus(self) -> int:
-        """The number of GPUs."""
-        return self._gpus
-
-    @property
-    def slices(self) -> int:
-        """Memory slices of all GPUs together."""
-        return self._slices
-
-    @property
-    def occupied_slices(self) -> int:
-        """Memory slices taken by instances."""
-        return self._occupied
-
-    @property
-    def free_slices(self) -> int:
-        """Memory slices not taken."""
-        return self._slices - self._occupied
-
-    @property
-    def active_gpus(self) -> int:
-        """GPUs with at least one instance."""
-        return self._active
-
-    @property
     def instance_count(self) -> int:
         """The number of instances."""
         return len(self._where) - len(self._free_slots)
-
-    def fragmentation(self, reading: Reading = Reading.PARTIAL) -> float:
-        """Mean F over all GPUs."""
-        total = self._sum_partial if reading is Reading.PARTIAL else self._sum_overlap
-        return total / self._gpus if self._gpus else 0.0

@@ -4,6 +4,8 @@ For every plain profile whose size fits in the number of free slices, every lega
 window is blocked adds the profile's size. The readings differ in what *blocked* means:
 ``overlap`` counts any window with an occupied slice, ``partial`` only windows with both free and
 occupied slices, since a fully occupied window strands nothing.
+
+`is_fragmented` tells whether one profile finds no window. Rejections are in `engine.reasons`.
 """
 
 from __future__ import annotations

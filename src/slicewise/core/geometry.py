@@ -175,6 +175,11 @@ class Geometry:
         )
 
     @cached_property
+    def windows(self) -> tuple[int, ...]:
+        """The windows of all placements, each once, ascending."""
+        return tuple(sorted({placement.window for placement in self.placements}))
+
+    @cached_property
     def _by_name(self) -> dict[str, Profile]:
         return {profile.name: profile for profile in self.profiles}
 

@@ -76,6 +76,24 @@ class IdSet:
         members = self._blocks[block]
         return block << _SHIFT | (members & -members).bit_length() - 1
 
+    def lowest(self, count: int) -> list[int]:
+        """The lowest members, at most so many, ascending."""
+        found: list[int] = []
+        summary = self._summary
+        while summary:
+            low = summary & -summary
+            summary ^= low
+            block = low.bit_length() - 1
+            members = self._blocks[block]
+            floor = (block << _SHIFT) - 1
+            while members:
+                low = members & -members
+                found.append(floor + low.bit_length())
+                if len(found) == count:
+                    return found
+                members ^= low
+        return found
+
     def __contains__(self, member: int) -> bool:
         block = member >> _SHIFT
         return block < len(self._blocks) and bool(self._blocks[block] >> (member & _LOW) & 1)

@@ -55,6 +55,10 @@ class Request:
             if profile.compute >= need.compute and profile.memory_gb >= need.memory_gb
         )
 
+    def least_size(self, geometry: Geometry) -> int:
+        """The memory slices that it takes at least on a model that can serve it."""
+        return min(profile.size for _, profile in self.candidates(geometry))
+
     def __str__(self) -> str:
         on = f" on {' or '.join(self.models)}" if self.models else ""
         return f"{self.want}{on}"
@@ -76,6 +80,12 @@ class Reason(StrEnum):
     """Enough slices are free on some GPU, but every legal window there is blocked."""
     UNKNOWN_PROFILE = "unknown profile"
     """No GPU model of this cluster offers what was asked for."""
+    RESERVED = "reserved"
+    """A window is open, but it is reserved for a request that has waited longer."""
+    OWN_RESERVATION = "own reservation"
+    """A window is reserved for this request, and the instances in it have not ended yet."""
+    HELD = "held back"
+    """It was reclaimed, and is not placed before the tenant that claimed the slices has them."""
     QUOTA = "quota"
     """The tenant has reached its quota; requests of other tenants are not affected."""
 

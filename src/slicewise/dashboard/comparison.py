@@ -56,7 +56,7 @@ def stranded(state: GpuState) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class ComparisonTerms:
     """The parameters of a comparison."""
 
     policies: tuple[str, str]
@@ -67,7 +67,7 @@ class Terms:
     seed: int
 
 
-class Outcome(NamedTuple):
+class ArrivalOutcome(NamedTuple):
     """The outcome of an arrival on one side, and the totals of that side after it."""
 
     gpu: int | None
@@ -85,26 +85,26 @@ class Outcome(NamedTuple):
     """F of all GPUs together."""
 
 
-class Step(NamedTuple):
+class ComparisonStep(NamedTuple):
     """One slot: the arrival and its outcome on both sides."""
 
     profile: int
     """Index into the profiles of the mix."""
     lifetime: int
-    sides: tuple[Outcome, Outcome]
+    sides: tuple[ArrivalOutcome, ArrivalOutcome]
 
 
 class _Side:
     """One of the two clusters."""
 
-    def __init__(self, terms: Terms, name: str) -> None:
+    def __init__(self, terms: ComparisonTerms, name: str) -> None:
         self._cluster = Cluster.of(terms.geometry, terms.gpus)
         self._scheduler = Scheduler(self._cluster, policy(name))
         self._leaving: defaultdict[int, list[Instance]] = defaultdict(list)
         self._accepted = 0
         self._stranded = 0
 
-    def slot(self, slot: int, profile: str, lifetime: int) -> Outcome:
+    def slot(self, slot: int, profile: str, lifetime: int) -> ArrivalOutcome:
         """End expired instances, then submit the arrival."""
         for instance in self._leaving.pop(slot, ()):
             before = self._state(instance.gpu)
@@ -121,7 +121,7 @@ class _Side:
             self._accepted += 1
             self._update_stranded(self._cluster.states[states[gpu]], gpu)
         cluster = self._cluster
-        return Outcome(
+        return ArrivalOutcome(
             gpu,
             start,
             reason,
@@ -143,7 +143,7 @@ class _Side:
 class PolicyComparison:
     """A run of both sides, computed as far as it is requested."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: ComparisonTerms) -> None:
         self.terms = terms
         self.mix: Mix = parse_mix(terms.mix, terms.geometry)
         rng = run_generator(terms.seed, 0)
@@ -153,14 +153,14 @@ class PolicyComparison:
         self._lifetimes: list[int] = drawn.tolist()
         first, second = terms.policies
         self._sides = (_Side(terms, first), _Side(terms, second))
-        self._steps: list[Step] = []
+        self._steps: list[ComparisonStep] = []
 
-    def steps(self, begin: int, end: int) -> Sequence[Step]:
+    def steps(self, begin: int, end: int) -> Sequence[ComparisonStep]:
         """The slots from ``begin`` up to ``end``; earlier ones are computed if necessary."""
         first, second = self._sides
         for slot in range(len(self._steps), min(end, MAX_STEPS)):
             kind, lifetime = self._kinds[slot], self._lifetimes[slot]
             name = self.mix.profiles[kind].name
             outcomes = (first.slot(slot, name, lifetime), second.slot(slot, name, lifetime))
-            self._steps.append(Step(kind, lifetime, outcomes))
+            self._steps.append(ComparisonStep(kind, lifetime, outcomes))
         return self._steps[begin:end]

@@ -11,13 +11,18 @@ from slicewise.api.base import View
 from slicewise.control.answers import RefusedError, json_answer
 from slicewise.core.errors import SlicewiseError
 from slicewise.core.geometry import Geometry
-from slicewise.dashboard.comparison import MAX_STEPS, PolicyComparison, Step, Terms
+from slicewise.dashboard.comparison import (
+    MAX_STEPS,
+    ComparisonStep,
+    ComparisonTerms,
+    PolicyComparison,
+)
 from slicewise.lab.mix import PUBLISHED, parse_mix
 from slicewise.policies.registry import DEFAULT, policy_class
 from slicewise.server.app import Route
 from slicewise.server.auth import EVERYONE
 from slicewise.server.context import AppContext
-from slicewise.server.requests import Query, Reply, Request, reply
+from slicewise.server.requests import HttpRequest, Query, Reply, reply
 
 MAX_GPUS = 64
 MAX_PAGE = 500
@@ -31,7 +36,7 @@ class CompareQuery(Query, frozen=True):
     """The two policies, the cluster, and the part of the run."""
 
     a: Name = "worst-fit"
-    b: Name = "default"
+    b: Name = "least-lost"
     mix: Annotated[
         str, Meta(min_length=1, max_length=32, description="Distribution of profiles, by name.")
     ] = "uniform"
@@ -89,12 +94,12 @@ class Comparisons:
     """A cache of the most recent runs, and their route."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[Terms, PolicyComparison] = OrderedDict()
+        self._kept: OrderedDict[ComparisonTerms, PolicyComparison] = OrderedDict()
 
-    async def compare(self, context: AppContext, request: Request) -> Reply:
+    async def compare(self, context: AppContext, request: HttpRequest) -> Reply:
         """Compare two policies on the same arrivals, step by step, on simulated clusters."""
         query = request.query(CompareQuery)
-        terms = Terms(
+        terms = ComparisonTerms(
             (_policy(query.a, "a"), _policy(query.b, "b")),
             _geometry(context, query.model),
             query.mix,
@@ -103,7 +108,7 @@ class Comparisons:
             query.seed,
         )
 
-        def work() -> tuple[PolicyComparison, list[Step]]:
+        def work() -> tuple[PolicyComparison, list[ComparisonStep]]:
             comparison = self.run(terms)
             return comparison, list(comparison.steps(query.begin, query.begin + query.steps))
 
@@ -114,7 +119,7 @@ class Comparisons:
                 raise RefusedError(400, str(error), field="mix") from None
         return reply(json_answer(200, _view(comparison, query, steps)))
 
-    def run(self, terms: Terms) -> PolicyComparison:
+    def run(self, terms: ComparisonTerms) -> PolicyComparison:
         """The run on these terms, as far as it has gone."""
         comparison = self._kept.get(terms)
         if comparison is None:
@@ -151,7 +156,9 @@ def _mixes(geometry: Geometry) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _view(comparison: PolicyComparison, query: CompareQuery, steps: list[Step]) -> CompareView:
+def _view(
+    comparison: PolicyComparison, query: CompareQuery, steps: list[ComparisonStep]
+) -> CompareView:
     terms, geometry = comparison.terms, comparison.terms.geometry
     names = [profile.name for profile in comparison.mix.profiles]
     first, second = terms.policies

@@ -66,7 +66,7 @@ class _File:
     headers: list[tuple[bytes, bytes]]
 
 
-class Pages:
+class StaticPages:
     """An ASGI application that serves the dashboard's files and nothing else."""
 
     def __init__(self) -> None:

@@ -1,15 +1,17 @@
 """Explaining a decision before it is made: where a request would go, what that costs, why not
 elsewhere.
 
-Nothing changes by it, not even whose turn it is. GPUs in the same state are alike, so one of each
-state stands for all of them, and for table policies the work does not grow with the cluster.
+Nothing changes by it, not even whose turn it is. GPUs in the same state are alike, and so are those
+that only differ in what the policy does not look at: one stands for all of them, and for table
+policies the work does not grow with the cluster.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -78,7 +80,8 @@ class Explanation:
 class _Option:
     """An open place, and how the policy ranks it."""
 
-    state: int
+    states: tuple[int, ...]
+    """The states whose GPUs are alike to the policy: the same slices, budgets and key."""
     placement: Placement
     waste: Fraction
     key: Key
@@ -148,6 +151,20 @@ class Explainer:
     # Other places
 
     def _options(self, request: Request, policy: Policy) -> Iterator[_Option]:
+        """Every place that is open, one for all states that are alike."""
+        found: dict[tuple[object, ...], list[_Option]] = {}
+        for option in self._open_places(request, policy):
+            state = self._cluster.states[option.states[0]]
+            same = found.setdefault((state.geometry, state.mask, state.used, option.placement), [])
+            for at, known in enumerate(same):
+                if (known.key, known.own) == (option.key, option.own):
+                    same[at] = replace(known, states=known.states + option.states)
+                    break
+            else:
+                same.append(option)
+        return chain.from_iterable(found.values())
+
+    def _open_places(self, request: Request, policy: Policy) -> Iterator[_Option]:
         """Every place that is open, one for each state, profile and start."""
         cluster = self._cluster
         table = self._table(policy)
@@ -162,8 +179,8 @@ class Explainer:
                     own = placement.number == chosen
                     if isinstance(table, ScorePolicy):
                         own = True
-                        key = table.score(state.geometry, profile, state.mask, start)
-                    yield _Option(number, placement, waste, key, own)
+                        key = table.score(state, profile, start)
+                    yield _Option((number,), placement, waste, key, own)
 
     def _table(self, policy: Policy) -> Policy:
         """The policy that ranks right now."""
@@ -187,21 +204,25 @@ class Explainer:
             option.waste,
             0 if unranked else option.key,
             not option.own,
-            int(self._cluster.first[option.state]),
+            self._lowest(option),
             option.placement.start,
         )
 
+    def _lowest(self, option: _Option) -> int:
+        """The lowest GPU in the states of an option."""
+        return int(self._cluster.first[list(option.states)].min())
+
     def _is(self, option: _Option, place: Place) -> bool:
         here = self._cluster.state_of[place.gpu]
-        return option.state == here and option.placement == place.placement
+        return here in option.states and option.placement == place.placement
 
     def _other(self, option: _Option, why: str) -> OtherPlace:
         cluster = self._cluster
         return OtherPlace(
-            int(cluster.first[option.state]),
+            self._lowest(option),
             option.placement,
-            cost_of(cluster.states[option.state], option.placement),
-            len(cluster.members[option.state]),
+            cost_of(cluster.states[option.states[0]], option.placement),
+            sum(len(cluster.members[state]) for state in option.states),
             why,
         )
 
@@ -224,11 +245,11 @@ class Explainer:
             )
         if option.key != chosen.key:
             here, there = (
-                self._table(policy).in_words(one.key, self._cluster.states[one.state].geometry)
+                self._table(policy).in_words(one.key, self._cluster.states[one.states[0]].geometry)
                 for one in (option, chosen)
             )
             return f"{name}: {here}; at the chosen place {there}"
-        if option.state == chosen.state:
+        if self._cluster.state_of[picked] in option.states:
             return f"as good to {name}, but slice {chosen.placement.start} comes first"
         table = self._table(policy)
         turn = " in turn" if isinstance(table, TablePolicy) and table.ties is Ties.ROTATE else ""

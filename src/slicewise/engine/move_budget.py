@@ -48,7 +48,7 @@ def worth(size: int, gpu: int, free: int, slices: int) -> float:
     return 1 - LOST_ALWAYS * size / gpu - lost
 
 
-class Budget:
+class MoveBudget:
     """Moves earned and not yet spent: every arrival earns a share of one."""
 
     def __init__(self, share: float) -> None:

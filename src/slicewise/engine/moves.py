@@ -47,7 +47,7 @@ class Trail:
     def make(self, instance: Instance, gpu: int, placement: int) -> None:
         """Create the instance at its new place, then end the old one."""
         before = self._room_of({instance.gpu, gpu})
-        made = self._cluster.put(gpu, placement)
+        made = self._cluster.put(gpu, placement, self._cluster.end_of(instance))
         self._cluster.release(instance)
         self.moves.append(Move(instance, gpu, made.start))
         self.made.append(made)

@@ -19,12 +19,12 @@ import numpy as np
 
 from slicewise.core.cluster import Instance, Node
 from slicewise.core.errors import SlicewiseError
-from slicewise.core.fragmentation import is_fragmented
 from slicewise.core.geometry import Profile
 from slicewise.core.idset import NONE
 from slicewise.core.request import Reason, Rejection, Request
 from slicewise.core.states import ILLEGAL, GpuState
 from slicewise.core.tables import cached
+from slicewise.engine.reasons import fragmented_for
 from slicewise.engine.scheduler import Scheduler
 from slicewise.policies.ranking import Ranking, Row
 
@@ -257,10 +257,7 @@ class Offers:
 
     def _is_fragmented(self, number: int, request: Request) -> bool:
         state = self._cluster.states[number]
-        return any(
-            is_fragmented(state.geometry, profile, state.mask)
-            for _, profile in request.candidates(state.geometry)
-        )
+        return fragmented_for(state, request.candidates(state.geometry))
 
     # Several on one node
 

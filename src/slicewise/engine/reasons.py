@@ -1,4 +1,7 @@
-"""Why a request cannot be placed: no such profile, no capacity, or room that is fragmented."""
+"""Why a request cannot be placed: no such profile, no capacity, or room that is fragmented.
+
+For one named node, `offers.Offers.why_not` decides in the same way.
+"""
 
 from __future__ import annotations
 
@@ -55,16 +58,15 @@ class Reasons:
                 f"no window for {request} is open on any GPU, although {free} slices are free "
                 "and some GPU has enough of them",
             )
+        are = "1 slice is" if free == 1 else f"{free} slices are"
         return Rejection(
-            request,
-            Reason.CAPACITY,
-            f"no GPU has enough free for {request} ({free} slices are free in all)",
+            request, Reason.CAPACITY, f"no GPU has enough free for {request} ({are} free in all)"
         )
 
     def for_gpu(self, request: Request, gpu: int) -> Rejection:
         """The policy picked this GPU and tries no other, but there is no window on it."""
         state = self._cluster.state(gpu)
-        if _is_fragmented(state, request.candidates(state.geometry)):
+        if fragmented_for(state, request.candidates(state.geometry)):
             return Rejection(
                 request,
                 Reason.FRAGMENTED,
@@ -97,7 +99,7 @@ class Reasons:
         return [
             number
             for number, state in enumerate(self._cluster.states)
-            if _is_fragmented(state, candidates[state.geometry])
+            if fragmented_for(state, candidates[state.geometry])
         ]
 
 
@@ -109,5 +111,6 @@ def gpu_name(cluster: Cluster, gpu: int) -> str:
     return f"GPU {gpu - node.gpus.start} of {node.name!r}"
 
 
-def _is_fragmented(state: GpuState, candidates: Iterable[tuple[Fraction, Profile]]) -> bool:
+def fragmented_for(state: GpuState, candidates: Iterable[tuple[Fraction, Profile]]) -> bool:
+    """Whether one of the profiles finds no window on a GPU although enough slices are free."""
     return any(is_fragmented(state.geometry, profile, state.mask) for _, profile in candidates)

@@ -6,6 +6,7 @@ service run the same code; differences between them are passed in.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -85,22 +86,44 @@ class Scheduler:
         """The policy's ranking of GPU states; None for a policy that scans GPUs instead."""
         return self._table.ranking if self._table else None
 
+    def has_room(self, request: Request) -> bool:
+        """Whether the policy might find a place; True if only asking it can tell."""
+        return self._table is None or self._table.ranking.has_room(request)
+
+    def fits_on(self, gpu: int, request: Request) -> bool:
+        """Whether a request could be placed on a GPU now, without regard to reservations."""
+        if self._table is None:
+            return False
+        placement = self._table.ranking.row(request).placement
+        return placement[self.cluster.actual_state(gpu)] >= 0
+
     def subscribe(self, listener: Callable[[Event], None]) -> None:
         """Call ``listener`` with every event, after it has happened."""
         self._listeners.append(listener)
 
-    def submit(self, want: Request | str) -> Instance | Rejection:
-        """Place a request, or return the rejection."""
+    def submit(
+        self, want: Request | str, *, now: float = 0.0, ends: float = math.inf
+    ) -> Instance | Rejection:
+        """Place a request, or return the rejection.
+
+        ``now`` and ``ends``, when the instance will leave if that is known, are on any one clock.
+        """
         # 1. Admit.
         request = self._admit(want) if isinstance(want, str) else want
         # 2. to 4. Choose, check and commit.
-        outcome = self._decide(request)
+        outcome = self._decide(request, now, ends)
         # 5. Publish.
         self._publish(outcome if isinstance(outcome, Rejection) else Placed(outcome))
         return outcome
 
     def submit_all(
-        self, want: Request | str, count: int, *, waits: bool = False
+        self,
+        want: Request | str,
+        count: int,
+        *,
+        waits: bool = False,
+        now: float = 0.0,
+        ends: float = math.inf,
     ) -> tuple[Instance, ...] | Rejection:
         """Place ``count`` instances of a request, or none and return the rejection.
 
@@ -113,7 +136,7 @@ class Scheduler:
         placed: list[Instance] = []
         try:
             while len(placed) < count:
-                outcome = self._decide(request)
+                outcome = self._decide(request, now, ends)
                 if isinstance(outcome, Rejection):
                     self._undo(placed)
                     if placed:
@@ -142,15 +165,15 @@ class Scheduler:
             self._publish(Moved(move.instance, new))
         return made
 
-    def _decide(self, request: Request) -> Instance | Rejection:
+    def _decide(self, request: Request, now: float, ends: float) -> Instance | Rejection:
         """Place a request without publishing an event."""
         # 2. Choose.
-        choice = self._choose(request)
+        choice = self._choose(request, now, ends)
         if isinstance(choice, Rejection):
             return choice
         # 3. and 4. Check and commit: the cluster refuses illegal placements.
         try:
-            return self.cluster.put(*choice)
+            return self.cluster.put(*choice, ends)
         except PlacementError as error:
             raise PolicyError(
                 f"policy {self.policy.name!r} made an illegal choice: {error}"
@@ -196,8 +219,8 @@ class _TableChooser:
         self._reasons = reasons
         self.ranking = Ranking(policy, cluster)
 
-    def choose(self, request: Request) -> _Choice:
-        gpu, placement = self.ranking.choose(request)
+    def choose(self, request: Request, now: float, ends: float) -> _Choice:
+        gpu, placement = self.ranking.choose(request, now, ends)
         if gpu == NONE:
             return self._reasons.for_cluster(request)
         if placement == PICKED_ONLY:
@@ -213,7 +236,7 @@ class _ScanChooser:
         self._cluster = cluster
         self._reasons = reasons
 
-    def choose(self, request: Request) -> _Choice:
+    def choose(self, request: Request, now: float, ends: float) -> _Choice:
         spot = self._policy.choose(self._cluster, request)
         if spot is None:
             return self._reasons.for_cluster(request)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, islice
 from operator import itemgetter
 
 Key = tuple[float, int]
@@ -56,16 +56,22 @@ class SortedKeys:
 
     def after(self, key: Key) -> Key | None:
         """The lowest key above this one (which need not be in), or None."""
+        return next(self.above(key), None)
+
+    def above(self, key: Key) -> Iterator[Key]:
+        """The keys above this one (which need not be in), in order."""
         at = bisect_right(self._blocks, key, key=_LAST)
-        if at == len(self._blocks):
-            return None
-        block = self._blocks[at]
-        return block[bisect_right(block, key)]
+        for block in islice(self._blocks, at, None):
+            yield from islice(block, bisect_right(block, key), None)
 
     def rank(self, key: Key) -> int:
-        """How many keys are below one that is in."""
+        """How many keys are below this one, which need not be in."""
         at = bisect_left(self._blocks, key, key=_LAST)
-        return sum(map(len, self._blocks[:at])) + bisect_left(self._blocks[at], key)
+        below = sum(map(len, self._blocks[:at]))
+        return below if at == len(self._blocks) else below + bisect_left(self._blocks[at], key)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._blocks))
 
     def __iter__(self) -> Iterator[Key]:
         return chain.from_iterable(self._blocks)

@@ -5,6 +5,6 @@ NVIDIA's unmodified package pynvml. It imports core and catalog.
 """
 
 from slicewise.fakedriver.library import build
-from slicewise.fakedriver.machine import ComputeView, GpuView, InstanceView, Machine
+from slicewise.fakedriver.machine import ComputeView, Machine, SimulatedGpu, SimulatedInstance
 
-__all__ = ["ComputeView", "GpuView", "InstanceView", "Machine", "build"]
+__all__ = ["ComputeView", "Machine", "SimulatedGpu", "SimulatedInstance", "build"]

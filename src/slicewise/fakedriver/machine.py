@@ -13,7 +13,7 @@ from ctypes import addressof, memmove, sizeof
 from dataclasses import dataclass
 from pathlib import Path
 
-from slicewise.catalog import Entry, load_entry
+from slicewise.catalog import CatalogEntry, load_entry
 from slicewise.core.errors import PlacementError, SlicewiseError, UnknownNameError
 from slicewise.fakedriver import faults, layout, library, model_data
 
@@ -34,7 +34,7 @@ _XID_OFF_THE_BUS = 79
 
 
 @dataclass(frozen=True)
-class GpuView:
+class SimulatedGpu:
     """The current state of a GPU."""
 
     index: int
@@ -60,7 +60,7 @@ class ComputeView:
 
 
 @dataclass(frozen=True)
-class InstanceView:
+class SimulatedInstance:
     """A GPU instance and its compute instances."""
 
     gpu: int
@@ -99,7 +99,7 @@ class Machine(faults.FaultInjection):
     def create(
         cls,
         path: str | Path,
-        model: str | Path | Entry,
+        model: str | Path | CatalogEntry,
         gpus: int,
         mig: bool = True,
         seed: int = 0,
@@ -113,7 +113,7 @@ class Machine(faults.FaultInjection):
             raise SlicewiseError(f"a fake machine has 1 to {layout.MAX_GPUS} GPUs, not {gpus}")
         if not 0 <= seed < 1 << 64:
             raise SlicewiseError(f"the seed {seed} is not in 0..2^64-1")
-        entry = model if isinstance(model, Entry) else load_entry(model)
+        entry = model if isinstance(model, CatalogEntry) else load_entry(model)
         file = layout.File(magic=layout.MAGIC, digest=library.digest(), size=sizeof(layout.File))
         model_data.fill(file, entry)
         file.driver_version, file.nvml_version = driver.encode(), f"{_NVML_MAJOR}.{driver}".encode()
@@ -158,11 +158,11 @@ class Machine(faults.FaultInjection):
         return self.root / _BOOT_ID
 
     @property
-    def gpus(self) -> tuple[GpuView, ...]:
+    def gpus(self) -> tuple[SimulatedGpu, ...]:
         """The GPUs by index."""
         image = self._snapshot()
         return tuple(
-            GpuView(
+            SimulatedGpu(
                 index,
                 self._file.facts[index].uuid.decode(),
                 bool(gpu.mig),
@@ -174,7 +174,7 @@ class Machine(faults.FaultInjection):
             for index, gpu in enumerate(image.gpus[: self._file.gpu_count])
         )
 
-    def instances(self, gpu: int | str | None = None) -> tuple[InstanceView, ...]:
+    def instances(self, gpu: int | str | None = None) -> tuple[SimulatedInstance, ...]:
         """The instances of one GPU or of all, ordered by GPU and start."""
         image = self._snapshot()
         indexes = range(self._file.gpu_count) if gpu is None else (self.index(gpu),)
@@ -210,7 +210,7 @@ class Machine(faults.FaultInjection):
 
     def create_instance(
         self, gpu: int | str, profile: str, start: int, compute: bool = True
-    ) -> InstanceView:
+    ) -> SimulatedInstance:
         """Create an instance as another program would; raise PlacementError if it does not fit."""
         index = self.index(gpu)
         number, data = self._profile(profile)
@@ -394,10 +394,10 @@ class Machine(faults.FaultInjection):
                 return state, instance
         raise PlacementError(f"no instance starts at slice {start} of GPU {gpu}")
 
-    def _view(self, gpu: layout.Gpu, index: int, instance: layout.GpuInstance) -> InstanceView:
+    def _view(self, gpu: layout.Gpu, index: int, instance: layout.GpuInstance) -> SimulatedInstance:
         profile = self._file.profiles[instance.profile]
         computes = (c for c in gpu.computes if c.serial and c.parent == instance.serial)
-        return InstanceView(
+        return SimulatedInstance(
             index,
             self._file.facts[index].uuid.decode(),
             _profile_name(profile.name),

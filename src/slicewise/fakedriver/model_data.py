@@ -9,7 +9,7 @@ from __future__ import annotations
 from ctypes import Array, c_uint32
 from itertools import count
 
-from slicewise.catalog.entry import Engines, Entry, ProfileFacts
+from slicewise.catalog.entry import CatalogEntry, Engines, ProfileFacts
 from slicewise.core.errors import SlicewiseError
 from slicewise.core.geometry import Geometry, Profile
 from slicewise.core.states import empty_state
@@ -30,6 +30,8 @@ _COMPUTE_NUMBERS = {1: 0, 2: 1, 3: 2, 4: 3, 7: 4, 8: 5, 6: 6}
 """NVML's compute instance profile constant by compute slices; the ids are the same."""
 
 _FIRST_INVENTED_ID = 100
+_MULTIPROCESSORS = 16
+"""Of a compute slice, on models of which nothing is known."""
 _GRAPHICS = 2
 _NO_ENGINES = Engines(0, 0, 0, 0, 0)
 
@@ -44,33 +46,42 @@ _ARCHITECTURES = (
 )
 """A word in the architecture's name, NVML's constant for it, and the compute capability."""
 
-_MEASURED_MEMORY = {"H200-141GB": (143771, 644939776)}
-"""Values read from a real GPU: memory in MiB, and the bytes that the driver reserves."""
+_MEMORY_MIB = {
+    **{"A30-24GB": 24576, "A100-40GB": 40960, "A100-80GB": 81920, "A800-80GB": 81920},
+    **{"H100-80GB-SXM5": 81559, "H100-80GB-PCIe": 81559, "H800-80GB": 81559, "H100-94GB": 95830},
+    **{"H20-96GB": 97871, "GH200-96GB": 97871, "H200-141GB": 143771, "H200-NVL-141GB": 143771},
+    **{"B200-180GB": 183359, "GB200-186GB": 189471, "RTX-PRO-6000-Blackwell-96GB": 97887},
+}
+"""The memory of GPUs as nvidia-smi lists it, in MiB; that of the H200 was read from one.
+
+Programs compute the gigabytes in a profile's name from it. A model that is not listed has the
+gigabytes of its largest profile, which gives the same names."""
+
+_RESERVED = {"H200-141GB": 644939776}
+"""The bytes that the driver reserves, read from a real GPU."""
 
 _RESERVED_DIVISOR = 256
 """On other models the driver reserves this fraction of the memory."""
 
 
-def gpu_name(entry: Entry) -> str:
+def gpu_name(entry: CatalogEntry) -> str:
     """The GPU's name in the driver, by which the catalog finds the model."""
     return f"NVIDIA {next(iter(entry.aliases), entry.model)}"
 
 
-def mode_needs_reset(entry: Entry) -> bool:
+def mode_needs_reset(entry: CatalogEntry) -> bool:
     """Whether MIG mode changes only with a reset and survives a reboot, as on Ampere."""
     return "Ampere" in entry.architecture
 
 
-def fill(file: layout.File, entry: Entry) -> None:
+def fill(file: layout.File, entry: CatalogEntry) -> None:
     """Write the data of a model into a machine's state file."""
     geometry = entry.require()
     _check(geometry)
     facts = {fact.name: fact for fact in entry.facts}
     file.name = gpu_name(entry).encode()
-    derived = _memory_mib(facts, entry)
-    file.memory_mib, file.memory_reserved = _MEASURED_MEMORY.get(
-        entry.model, (derived, (derived << 20) // _RESERVED_DIVISOR)
-    )
+    file.memory_mib = _memory_mib(geometry)
+    file.memory_reserved = _RESERVED.get(entry.model, (file.memory_mib << 20) // _RESERVED_DIVISOR)
     for word, number, (major, minor) in _ARCHITECTURES:
         if word in entry.architecture:
             file.architecture, file.capability_major, file.capability_minor = number, major, minor
@@ -86,7 +97,7 @@ def fill(file: layout.File, entry: Entry) -> None:
     for place, profile in enumerate(geometry.profiles):
         target = file.profiles[place]
         target.number, target.id = numbers[profile.name], ids[profile.name]
-        _fill_profile(target, geometry, profile, facts.get(profile.name))
+        _fill_profile(target, geometry, profile, facts)
 
 
 def _check(geometry: Geometry) -> None:
@@ -109,15 +120,19 @@ def _check(geometry: Geometry) -> None:
 
 
 def _fill_profile(
-    target: layout.GpuProfile, geometry: Geometry, profile: Profile, fact: ProfileFacts | None
+    target: layout.GpuProfile,
+    geometry: Geometry,
+    profile: Profile,
+    facts: dict[str, ProfileFacts],
 ) -> None:
     """Write one profile and its compute instance profiles."""
+    fact = facts.get(profile.name)
     engines = (fact.engines if fact else None) or _NO_ENGINES
     target.name = f"MIG {profile.name}".encode()
-    target.memory_mib = _profile_memory(profile, fact)
+    target.memory_mib = profile_memory_mib(geometry, profile, fact)
     target.size, target.compute = profile.size, profile.compute
     target.instances = (fact.max_instances if fact else None) or _max_instances(geometry, profile)
-    target.multiprocessors = (fact.sm_count if fact else None) or 16 * profile.compute
+    target.multiprocessors = profile_multiprocessors(profile, facts)
     target.copy_engines, target.decoders = engines.copy, engines.decoder
     target.encoders, target.jpeg_engines, target.ofa_engines = (
         engines.encoder,
@@ -200,20 +215,33 @@ def _max_instances(geometry: Geometry, profile: Profile) -> int:
     return number
 
 
-def _profile_memory(profile: Profile, fact: ProfileFacts | None) -> int:
-    """The memory of an instance in MiB, from the most exact value in the catalog."""
+def profile_multiprocessors(profile: Profile, facts: dict[str, ProfileFacts]) -> int:
+    """The multiprocessors of an instance: the catalog's, or as many as known parts of it have."""
+    fact = facts.get(profile.name)
+    if fact and fact.sm_count is not None:
+        return fact.sm_count
+    parts = (
+        one.sm_count * max(profile.size // one.size, profile.compute // one.compute)
+        for one in facts.values()
+        if one.sm_count is not None
+    )
+    return max(_MULTIPROCESSORS * profile.compute, *parts, 0)
+
+
+def profile_memory_mib(geometry: Geometry, profile: Profile, fact: ProfileFacts | None) -> int:
+    """The memory of an instance in MiB: the catalog's, or its share of the GPU's."""
     if fact and fact.memory_mib is not None:
         return round(fact.memory_mib)
     if fact and fact.memory_gib is not None:
         return round(fact.memory_gib * 1024)
-    return round(profile.memory_gb * 1024)
+    # Never more than the share, or the name would be that of the next larger share.
+    return _memory_mib(geometry) * profile.size // geometry.slices
 
 
-def _memory_mib(facts: dict[str, ProfileFacts], entry: Entry) -> int:
-    """The memory of the whole GPU: at least that of its largest instance."""
-    geometry = entry.require()
-    largest = (_profile_memory(p, facts.get(p.name)) for p in geometry.profiles)
-    return max(round(entry.memory_gb * 1e9 / (1 << 20)), *largest)
+def _memory_mib(geometry: Geometry) -> int:
+    """The memory of the whole GPU."""
+    largest = max(profile.memory_gb for profile in geometry.profiles)
+    return _MEMORY_MIB.get(geometry.model, round(largest * 1024))
 
 
 def _fill_array(array: Array[c_uint32], numbers: tuple[int, ...]) -> None:

@@ -23,10 +23,17 @@ from slicewise.journal.agent_entries import (
     PartTurned,
     Phase,
 )
+from slicewise.journal.lease_entries import LeaseEnding, LeaseExtended
+from slicewise.journal.policy_entries import PolicyChosen
+from slicewise.journal.queue_entries import Reserved as Reserved
+from slicewise.journal.queue_entries import WindowRecord as WindowRecord
+from slicewise.journal.reclaim_entries import GpuRef, HeldBack, Reclaiming
 from slicewise.journal.records import Entry as Entry
+from slicewise.journal.records import QuotaRecord as QuotaRecord
 from slicewise.journal.records import Record as _Record
 from slicewise.journal.records import Seconds as Seconds
 from slicewise.journal.records import TenantRef as TenantRef
+from slicewise.journal.records import Want as Want
 
 
 class ProfileRecord(_Record, frozen=True):
@@ -51,15 +58,6 @@ class GeometryRecord(_Record, frozen=True):
     profiles: tuple[ProfileRecord, ...]
     memory_gb: float = 0
     budgets: dict[str, int] = msgspec.field(default_factory=dict)
-
-
-class Want(_Record, frozen=True):
-    """The resources requested: a profile by name, or a need; on the given models or on any."""
-
-    profile: str | None = None
-    compute: int | None = None
-    memory_gb: float | None = None
-    models: tuple[str, ...] = ()
 
 
 class Part(_Record, frozen=True):
@@ -88,16 +86,6 @@ class Part(_Record, frozen=True):
     gpu_uuid: str = ""
 
 
-class QuotaRecord(_Record, frozen=True):
-    """The limits of a tenant; None is no limit."""
-
-    memory_slices: int | None = None
-    compute_slices: int | None = None
-    instances: int | None = None
-    requests_per_second: float | None = None
-    max_priority: int | None = None
-
-
 class Role(StrEnum):
     """The rights that a token gives."""
 
@@ -123,6 +111,8 @@ class Cause(StrEnum):
     """It was still queued at its deadline."""
     EVICTED = "evicted"
     """An operator drained its node."""
+    RECLAIMED = "reclaimed"
+    """A tenant claimed slices that it is guaranteed; another allocation waits in its place."""
     FAILED = "failed"
     """An instance could not be created, or was lost; see the detail."""
 
@@ -143,7 +133,11 @@ class AllocationRecord(_Record, frozen=True):
     priority: int = 0
     labels: dict[str, str] = msgspec.field(default_factory=dict)
     lease: Seconds | None = None
-    """Its lifetime, from the moment it is placed."""
+    """Its lifetime, from the moment it is placed or its lease was extended."""
+    preemptible: bool = False
+    """Whether it may end so that another tenant gets its guarantee."""
+    expected_seconds: Seconds | None = None
+    """How long the tenant expects to use it: a hint. The allocation does not end after it."""
     requested: Seconds = 0
     deadline: Seconds | None = None
     """The end of its time in the queue."""
@@ -151,15 +145,30 @@ class AllocationRecord(_Record, frozen=True):
     """Why it waits, as a keyword; ``detail`` is the sentence, also for why it failed."""
     detail: str = ""
     placed: Seconds | None = None
+    extended: Seconds | None = None
+    """When its lease was last extended."""
+    warned: bool = False
+    """Whether a `LeaseEnding` entry has announced the end of its lease."""
     parts: tuple[Part, ...] = ()
     """Its instances; empty while it waits."""
     ended: Seconds | None = None
     cause: Cause | None = None
+    reclaimed_at: Seconds | None = None
+    """When it will end because its slices are reclaimed; the tenant has notice of it."""
+    reclaimed_on: GpuRef | None = None
+    """The GPU with the reclaimed window: it ends for that window, or waits until it is used."""
+    replaces: str = ""
+    """The reclaimed allocation that this one replaces."""
+    reclaims: int = 0
+    """How often it and the allocations it replaces were reclaimed."""
+    held_until: Seconds | None = None
+    """It is not placed before this time, because it was reclaimed."""
 
     @property
     def ends(self) -> Seconds | None:
         """The end of its lease; None without a lease, and while it waits."""
-        return None if self.lease is None or self.placed is None else self.placed + self.lease
+        begun = self.placed if self.extended is None else self.extended
+        return None if self.lease is None or begun is None else begun + self.lease
 
     @property
     def state(self) -> AllocationState:
@@ -228,7 +237,7 @@ class NodeRemoved(Entry, frozen=True, tag="node-removed"):
 
 
 class TenantSet(Entry, frozen=True, tag="tenant-set"):
-    """A tenant was created, or its quota changed."""
+    """A tenant was created, or its terms changed."""
 
     tenant: TenantRef
     quota: QuotaRecord = QuotaRecord()
@@ -317,13 +326,6 @@ class Moved(Entry, frozen=True, tag="moved"):
     part: Part
 
 
-class Overtaken(Entry, frozen=True, tag="overtaken"):
-    """Tickets in the queue were overtaken."""
-
-    tickets: dict[int, int]
-    """By ticket number: how often it has been overtaken in total."""
-
-
 class TurnTaken(Entry, frozen=True, tag="turn-taken"):
     """A round-robin policy advanced although nothing was placed."""
 
@@ -364,8 +366,13 @@ AnyEntry = (
     | Rejected
     | Ended
     | Moved
-    | Overtaken
+    | Reserved
+    | Reclaiming
+    | HeldBack
+    | PolicyChosen
     | TurnTaken
+    | LeaseExtended
+    | LeaseEnding
     | ClockSet
     | AgentJoined
     | GeometryAccepted
@@ -398,9 +405,17 @@ def concerns(entry: AnyEntry) -> tuple[TenantRef | None, str]:
     if isinstance(entry, _WITH_RECORD):  # first, because nearly all entries are
         return entry.allocation.tenant, entry.allocation.id
     match entry:
-        case Served(identity, tenant) | Moved(identity, tenant) | PartTurned(identity, tenant):
+        case (
+            Served(identity, tenant)
+            | Moved(identity, tenant)
+            | PartTurned(identity, tenant)
+            | LeaseExtended(identity, tenant)
+            | LeaseEnding(identity, tenant)
+        ):
             return tenant, identity
-        case Rejected(tenant):
+        case Reclaiming(identity, tenant) | HeldBack(identity, tenant):
+            return tenant, identity
+        case Rejected(tenant) | Reserved(tenant):
             return tenant, ""
         case TenantSet(tenant) | TenantRemoved(tenant):
             return tenant, tenant.name

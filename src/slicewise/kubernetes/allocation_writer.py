@@ -7,6 +7,7 @@ their outcome to the controller's queue.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,15 +15,21 @@ from typing import Any
 
 from slicewise.core.errors import SlicewiseError
 from slicewise.kubernetes.api import Pod, ResourceClaim
+from slicewise.kubernetes.backoff import ObjectBackoff
 from slicewise.kubernetes.cache import ClusterCache
 from slicewise.kubernetes.claim_client import ClaimClient, Decision, NotWrittenError, is_refusal
 from slicewise.kubernetes.claim_states import IN_FLIGHT, ClaimRecord, ClaimState
 from slicewise.kubernetes.conflicts import Conflicts
 from slicewise.kubernetes.cycle import Cycle
-from slicewise.kubernetes.pending_claims import PendingClaims
+from slicewise.kubernetes.fencing import Fencing
+from slicewise.kubernetes.pending_claims import PendingClaims, single_node
+from slicewise.kubernetes.quarantine import Quarantine
 from slicewise.kubernetes.stats import Stats
 
 WRITERS = 8
+
+_MISSING_RIGHT = re.compile(r"\((403 Forbidden|422 Invalid)\).* cannot \S+ resource ")
+"""How the API says that a user lacks a right."""
 
 log = logging.getLogger("slicewise.kubernetes")
 
@@ -46,6 +53,7 @@ class AllocationWriter:
         pending: PendingClaims,
         cycle: Cycle,
         conflicts: Conflicts,
+        quarantine: Quarantine,
         stats: Stats,
         post: Callable[[Done], None],
         claim_read: Callable[[ResourceClaim], None],
@@ -56,12 +64,23 @@ class AllocationWriter:
         self._pending = pending
         self._cycle = cycle
         self._conflicts = conflicts
+        self._quarantine = quarantine
         self._stats = stats
         self._post = post
         self._claim_read = claim_read
         self._writers = ThreadPoolExecutor(WRITERS, "writer")
         self._records = cache.records
-        self.fencing = False
+        self.fencing = Fencing(
+            claim_client,
+            cache.records,
+            quarantine,
+            self._in_background,
+            lambda claim: self._claim_read(claim),
+        )
+        self._backoff = ObjectBackoff(lambda: cycle.clock())
+        """Of claims that the API refused to confirm or to deallocate."""
+        self.missing_right = ""
+        """The right that the last write lacked; empty after a write that was accepted."""
         self._recording: set[str] = set()
         """The uids of the pods for which `record_claims` is in flight."""
 
@@ -111,10 +130,15 @@ class AllocationWriter:
         self._cycle.finished(decision)
         if error is None:
             self._stats.allocated += len(decision.grants)
-        else:
-            claims = self._not_written(decision, error)
+            self.missing_right = ""
+            for grant in decision.grants:
+                self._quarantine.forget(grant.claim.metadata.uid)
+        elif isinstance(error, NotWrittenError):
+            claims = list(error.claims)
         for claim in claims or ():
             self._update(claim)
+        if error is not None:
+            self._not_written(decision, error)
         # Changes that arrived during the write were not acted upon: handle the claims again.
         for grant in decision.grants:
             record = self._records.get(grant.claim.metadata.uid)
@@ -124,23 +148,23 @@ class AllocationWriter:
                 self._records.move(record, ClaimState.WRITTEN)
             self._claim_read(record.claim)
 
-    def _not_written(self, decision: Decision, error: SlicewiseError) -> list[ResourceClaim]:
-        """Note a failed write; returns the claims that were read afterwards."""
+    def _not_written(self, decision: Decision, error: SlicewiseError) -> None:
+        """Note a failed write."""
         log.info("not written for pod %s: %s", decision.pod, error)
         self._stats.failed += 1
-        if is_refusal(error):
-            self._cycle.back_off_refused(decision, str(error))
-        else:
-            # The known version may be outdated: do not decide on it again.
-            for grant in decision.grants:
-                record = self._records.get(grant.claim.metadata.uid)
-                if (
-                    record is not None
-                    and record.state is ClaimState.PENDING
-                    and record.version == _version(grant.claim)
-                ):
-                    self._records.move(record, ClaimState.STALE)
-        return list(error.claims) if isinstance(error, NotWrittenError) else []
+        for grant in decision.grants:
+            uid = grant.claim.metadata.uid
+            record = self._records.get(uid)
+            if record is None or record.state is not ClaimState.PENDING:
+                continue
+            if not isinstance(error, NotWrittenError):  # the outcome is unknown
+                self._records.move(record, ClaimState.STALE)
+                self.fencing.refresh(record)
+            elif uid in error.refused:
+                self._quarantine.add(record, error.refused[uid])
+                self._note_right(error.refused[uid])
+            elif uid in error.deleted:
+                self._records.move(record, ClaimState.STALE)
 
     def record_claims(self, pod: Pod, claims: Mapping[str, str]) -> None:
         """Start to name the template claims of a pod in its status."""
@@ -165,7 +189,13 @@ class AllocationWriter:
         record = self._records[uid]
         if record.state is ClaimState.WRITTEN:
             self._records.move(record, ClaimState.ALLOCATED)
-            unexpected = self._conflicts.rivals and self._conflicts.expected(self._cycle.clock())
+            allocation = claim.status.allocation
+            node = None if allocation is None else single_node(allocation.node_selector)
+            unexpected = (
+                self._conflicts.when != "never"
+                and node is not None
+                and self._conflicts.competes(self._cycle.clock(), node)
+            )
             if unexpected and not claim.status.reserved_for:
                 # Rivals appeared during the write: allocate again, tentatively.
                 self.revoke(claim)
@@ -193,14 +223,18 @@ class AllocationWriter:
         """Start to remove an allocation that no pod uses."""
         uid = claim.metadata.uid
         record = self._records.get(uid)
-        if record is None or record.state in (ClaimState.REVOKING, ClaimState.WRITING):
+        if (
+            record is None
+            or record.state in (ClaimState.REVOKING, ClaimState.WRITING)
+            or self._backoff.holds(uid)
+        ):
             return
         before = record.state
         self._records.move(record, ClaimState.REVOKING)
         self._stats.revoked += 1
 
         def done(result: ResourceClaim | None, error: SlicewiseError | None) -> None:
-            refused = result is not None and result.status.allocation is not None
+            self._note_refusal(claim, "deallocated", error)
             if result is not None:
                 self._update(result)
             record = self._records.get(uid)
@@ -208,9 +242,39 @@ class AllocationWriter:
                 self._records.conclude(record)
                 if record.allocated and before is ClaimState.WRITTEN:
                     self._records.move(record, ClaimState.WRITTEN)
-            self._finish(result or claim, again=refused or error is not None)
+            self._finish(result or claim, again=error is not None)
 
         self._in_background(lambda: self._claim_client.deallocate(claim), done)
+
+    def _note_refusal(self, claim: ResourceClaim, what: str, error: SlicewiseError | None) -> None:
+        """Note the outcome of a write to an allocation: a refused one is repeated later."""
+        uid = claim.metadata.uid
+        if error is None:
+            self._backoff.forget(uid)
+            return
+        log.warning("claim %s is not %s yet: %s", claim.metadata.key, what, error)
+        if is_refusal(error):
+            self._backoff.add(uid)
+            self._note_right(str(error))
+
+    def _note_right(self, refusal: str) -> None:
+        """Tell a refusal of all such writes, for lack of a right, from that of one claim."""
+        if _MISSING_RIGHT.search(refusal):
+            self.missing_right = refusal
+
+    def retry(self) -> None:
+        """Repeat the writes that the API has refused, after a pause."""
+        for uid in self._backoff.take_due():
+            record = self._records.get(uid)
+            if record is None:
+                self._backoff.forget(uid)
+            else:
+                self._claim_read(record.claim)
+
+    @property
+    def next_time(self) -> float | None:
+        """When the next refused write is repeated."""
+        return self._backoff.next_time
 
     def _finish(self, claim: ResourceClaim, again: bool) -> None:
         """Handle a claim after a write: on ``again``, or if it changed during the write.
@@ -229,7 +293,8 @@ class AllocationWriter:
     def confirm_settled(self) -> None:
         """Confirm the tentative claims that no other claim can conflict with any more."""
         for uid in self._conflicts.settled(self._cycle.clock()):
-            if not self._cache.excluded(uid):  # otherwise the claim has to give way
+            # If it is excluded, the claim has to give way.
+            if not self._cache.excluded(uid) and not self._backoff.holds(uid):
                 record = self._records[uid]
                 self._write_verdict(record.claim, True, "no other claim has these slices")
 
@@ -247,6 +312,8 @@ class AllocationWriter:
             return True  # wait for the outcome of the write
         if record is None or not record.allocated or not self._may_give_way(record):
             return False
+        if self._backoff.holds(uid):
+            return False  # the API refused it: perhaps the other one can
         claim = record.claim
         record.gave_way = record.version
         self._stats.conflicts += 1
@@ -270,8 +337,7 @@ class AllocationWriter:
         self._records.move(self._records[uid], ClaimState.CONFIRMING)
 
         def done(result: ResourceClaim | None, error: SlicewiseError | None) -> None:
-            if error is not None:
-                log.warning("claim %s is not confirmed yet: %s", claim.metadata.key, error)
+            self._note_refusal(claim, "confirmed", error)
             if result is not None:
                 self._update(result)
             record = self._records.get(uid)
@@ -283,26 +349,13 @@ class AllocationWriter:
 
     # Taking over
 
-    def fence(self, identity: str, then: Callable[[bool], None]) -> None:
-        """Fence former leaders; ``then`` receives whether that succeeded."""
-        self.fencing = True
-        for record in self._records.all():
-            record.gave_way = ""
-
-        def done(found: list[ResourceClaim] | None, error: SlicewiseError | None) -> None:
-            self.fencing = False
-            if error is not None:
-                log.warning("cannot lead yet: %s", error)
-            for claim in found or ():
-                self._claim_read(claim)  # the watch may not have delivered it yet
-            then(error is None)
-
-        self._in_background(lambda: self._claim_client.fence(identity), done)
-
     def resume(self) -> None:
         """Continue what another leader, or this one before a pause, left unfinished."""
         for uid in list(self._records.tentative):
             self._records.move(self._records[uid], ClaimState.ALLOCATED)  # find its rivals again
+        for record in self._records.all():
+            if record.state is ClaimState.STALE:
+                self.fencing.refresh(record)
         for claim in list(self._pending.claims.values()):
             if claim.status.allocation is not None and self._pending.is_ours(claim):
                 self._claim_read(claim)

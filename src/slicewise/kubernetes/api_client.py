@@ -22,6 +22,7 @@ from urllib3.connection import HTTPConnection
 from kubernetes import client, config
 from slicewise.core.errors import SlicewiseError
 from slicewise.kubernetes.api import ListOf, Status, WatchEvent
+from slicewise.kubernetes.rate_limit import RequestLimits
 
 T = TypeVar("T")
 
@@ -48,7 +49,7 @@ APPLY = "application/apply-patch+yaml"
 JSON = "application/json"
 
 
-class ApiError(SlicewiseError):
+class KubernetesApiError(SlicewiseError):
     """Raised when the API refuses a request, with the HTTP status and the reason of the API."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
@@ -58,20 +59,27 @@ class ApiError(SlicewiseError):
         self.message = message
 
 
-class ConflictError(ApiError):
+class ConflictError(KubernetesApiError):
     """Raised when another client has changed or created the object meanwhile."""
 
 
-class NotFoundError(ApiError):
+class NotFoundError(KubernetesApiError):
     """Raised when the object does not exist."""
 
 
-class ExpiredError(ApiError):
+class ExpiredError(KubernetesApiError):
     """Raised when the version of a watch has expired: list again."""
 
 
 class ApiUnreachableError(SlicewiseError):
-    """Raised when the API does not answer in time; the request may have taken effect."""
+    """Raised when the API does not answer in time; the request may have taken effect.
+
+    ``after`` is the number of seconds to wait, if the API has asked for it.
+    """
+
+    def __init__(self, why: str, after: float = 0.0) -> None:
+        super().__init__(why)
+        self.after = after
 
 
 class _Version(msgspec.Struct):
@@ -91,6 +99,7 @@ class ApiClient:
         configuration.retries = False
         configuration.socket_options = _SOCKET_OPTIONS
         self._configuration = configuration
+        self.limits = RequestLimits()
         self._pool: urllib3.PoolManager = rest.RESTClientObject(configuration).pool_manager
 
     @classmethod
@@ -128,11 +137,12 @@ class ApiClient:
         """Read an object."""
         return _read(self._ask("GET", path, query), kind, path)
 
-    def pages(self, path: str, kind: type[T]) -> Iterator[ListOf[T]]:
+    def pages(self, path: str, kind: type[T], fields: str = "") -> Iterator[ListOf[T]]:
         """List all objects, page by page; all pages have the same version."""
         more = ""
         while True:
             query = {"limit": str(PAGE)} | ({"continue": more} if more else {})
+            query |= {"fieldSelector": fields} if fields else {}
             page = _read(self._ask("GET", path, query), ListOf[kind], path)  # type: ignore[valid-type]
             yield page
             more = page.metadata.continue_
@@ -140,7 +150,9 @@ class ApiClient:
                 return
 
     @contextmanager
-    def watch(self, path: str, version: str, seconds: int) -> Iterator[Iterator[WatchEvent]]:
+    def watch(
+        self, path: str, version: str, seconds: int, fields: str = ""
+    ) -> Iterator[Iterator[WatchEvent]]:
         """Watch the changes after a version; the API ends the watch after about ``seconds``."""
         query = {
             "watch": "1",
@@ -148,6 +160,7 @@ class ApiClient:
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(seconds),
         }
+        query |= {"fieldSelector": fields} if fields else {}
         response = self._send("GET", path, query, None, JSON, seconds + _ANSWER_SECONDS)
         try:
             if response.status != 200:
@@ -169,13 +182,14 @@ class ApiClient:
         body: bytes | None = None,
         content: str = JSON,
     ) -> bytes:
+        self.limits.wait(method, path)
         response = self._send(method, path, query, body, content, _ANSWER_SECONDS)
         try:
             data = self._body(response)
         finally:
             response.release_conn()
         if response.status >= 300:
-            raise _refusal(response.status, data)
+            raise _refusal(response.status, data, response.headers.get("Retry-After", ""))
         return data
 
     def _send(
@@ -245,12 +259,14 @@ def _watch_events(response: urllib3.BaseHTTPResponse) -> Iterator[WatchEvent]:
         raise SlicewiseError(f"invalid event of a watch: {error}") from None
 
 
-def _refusal(status: int, body: bytes | msgspec.Raw) -> SlicewiseError:
+def _refusal(status: int, body: bytes | msgspec.Raw, after: str = "") -> SlicewiseError:
     try:
         said = msgspec.json.decode(body, type=Status)
     except msgspec.MsgspecError:
         said = Status(message=bytes(body)[:200].decode(errors="replace"))
     if status == 429 or status >= 500:
-        return ApiUnreachableError(f"the Kubernetes API cannot answer ({status}): {said.message}")
+        seconds = float(after) if re.fullmatch("[0-9]{1,2}", after) else 0.0
+        text = f"the Kubernetes API cannot answer ({status}): {said.message}"
+        return ApiUnreachableError(text, seconds)
     kinds = {404: NotFoundError, 409: ConflictError, 410: ExpiredError}
-    return kinds.get(status, ApiError)(status, said.reason, said.message)
+    return kinds.get(status, KubernetesApiError)(status, said.reason, said.message)

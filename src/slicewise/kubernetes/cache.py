@@ -8,8 +8,7 @@ cache holds nothing that cannot be rebuilt from the objects of the API.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -37,22 +36,16 @@ from slicewise.journal.entries import (
     TokenIssued,
     Want,
 )
+from slicewise.kubernetes.allocations import DeviceId, devices_of, held_back, user_label
 from slicewise.kubernetes.api import ResourceClaim
 from slicewise.kubernetes.api.common import parse_time
 from slicewise.kubernetes.claim_states import ClaimRecord, ClaimRecords, ClaimState
+from slicewise.kubernetes.cool_down import CoolDown
 from slicewise.kubernetes.devices.pool_reading import PoolReading
 from slicewise.kubernetes.devices.pools import PoolKey, Pools
 from slicewise.kubernetes.journal import ControllerJournal
 
 _ACTOR = "kubernetes"
-
-
-class DeviceId(NamedTuple):
-    """A device, as allocations name it."""
-
-    driver: str
-    pool: str
-    device: str
 
 
 @dataclass(slots=True)
@@ -62,6 +55,8 @@ class _Placed:
     claim: str
     devices: tuple[DeviceId, ...]
     gpus: tuple[int, ...]
+    pods: set[str] = field(default_factory=set)
+    """The uids of the pods that may use the devices."""
 
 
 @dataclass(slots=True)
@@ -78,7 +73,13 @@ class _Clash:
 class ClusterCache:
     """Pools, claims and namespaces in one state, with offers in the policy's order."""
 
-    def __init__(self, policy: str, clock: Callable[[], Seconds], address: Callable[[], str]):
+    def __init__(
+        self,
+        policy: str,
+        clock: Callable[[], Seconds],
+        address: Callable[[], str],
+        cool_down: CoolDown | None = None,
+    ) -> None:
         self.state = State(policy)
         # Sequence numbers start at the current time: after a restart, readers notice that they
         # have to start over.
@@ -88,13 +89,24 @@ class ClusterCache:
         self.clashes: dict[str, _Clash] = {}
         """By uid: allocations that conflict with others."""
         self._clock = clock
+        self.cool_down = CoolDown(0.0, clock) if cool_down is None else cool_down
         self.pools = Pools(self.state, self.enter, self._clear)
         self._claims: dict[str, _Placed] = {}
         self.records = ClaimRecords()
         """The record of every known claim, also of claims with devices on unknown GPUs."""
         self._released = 0
+        self._cooled: list[str] = []
+        """The claims that have cooled down since they were taken last."""
         self._gone: set[str] = set()
         """Deleted namespaces that still have allocations."""
+        self.on_freed: Callable[[int], None] = lambda gpu: None
+        """Called with each GPU on which an instance has ended."""
+        self.on_removal: Callable[[set[int]], None] = lambda gpus: None
+        """Called with GPUs that are about to be removed."""
+
+    def now(self) -> Seconds:
+        """The Unix time."""
+        return self._clock()
 
     @property
     def freed(self) -> int:
@@ -158,16 +170,24 @@ class ClusterCache:
         for uid, entered in list(self._claims.items()):
             if not gpus.isdisjoint(entered.gpus):
                 self._leave(uid)
+        self.on_removal(gpus)
 
     # Claims
 
     def update(self, claim: ResourceClaim) -> ClaimRecord:
         """Apply a version of a claim."""
         record = self.records.update(claim)
+        uid = claim.metadata.uid
         if record.allocated:
             self._place(claim)
+            if uid in self._claims:
+                entered = self._claims[uid]
+                reserved = () if held_back(claim) else claim.status.reserved_for
+                entered.pods = self.cool_down.users(entered.pods, (one.uid for one in reserved))
         elif record.state is not ClaimState.WRITING:  # writing the finalizer changes the claim too
-            self.release(claim.metadata.uid)
+            self.release(uid, claim.metadata.resource_version)
+            if uid in self.cool_down and record.state is ClaimState.PENDING:
+                self.records.move(record, ClaimState.COOLING)
         return record
 
     def _place(self, claim: ResourceClaim) -> None:
@@ -175,6 +195,7 @@ class ClusterCache:
         uid = claim.metadata.uid
         devices = devices_of(claim)
         entered = self._claims.get(uid)
+        self.cool_down.forget(uid)  # whatever was there before is not there any more
         if entered is not None and entered.devices == devices:
             return
         if entered is not None:
@@ -190,14 +211,28 @@ class ClusterCache:
         self.records.drop(uid)
         self.release(uid)
 
-    def release(self, uid: str) -> None:
-        """Free the devices of a claim."""
+    def release(self, uid: str, version: str = "") -> None:
+        """Free the devices of a claim, unless they have to cool down first."""
         self._unclash(uid)
-        if uid in self._claims:
-            self._leave(uid)
-            self._released += 1
-            self._try_clashes()
-            self.pools.sweep()
+        entered = self._claims.get(uid)
+        if entered is None or uid in self.cool_down:
+            return
+        home = self.pools.gpu(entered.gpus[0]).node_name
+        if not self.cool_down.start(uid, home, entered.pods, version):
+            self._free(uid)
+
+    def _free(self, uid: str) -> None:
+        self._leave(uid)
+        self._released += 1
+        self._try_clashes()
+        self.pools.sweep()
+
+    def take_cooled(self) -> list[str]:
+        """Free the slices whose cool-down is over; returns the claims that may be allocated."""
+        for uid in self.cool_down.over():
+            self._free(uid)
+        cooled, self._cooled = self._cooled, []
+        return cooled
 
     def assume(
         self, claim: ResourceClaim, instances: tuple[Instance, ...], labels: dict[str, str]
@@ -238,6 +273,11 @@ class ClusterCache:
             gpu, place = found
             placement = cluster.state(gpu).geometry.placement(*place)
             assert placement is not None  # the geometry was read from these devices
+            if not cluster.is_open(gpu, placement.number):
+                for uid in self._in_the_way(gpu, placement):
+                    if uid in self.cool_down:  # other allocators know of no cool-down
+                        self._leave(uid)
+                        self._released += 1
             try:
                 placed.append(cluster.put(gpu, placement.number))
             except PlacementError as error:
@@ -252,7 +292,7 @@ class ClusterCache:
             for gpu in gpus:
                 self.pools.hold(gpu, claim.metadata.uid, True)
         elif placed:
-            self._record(claim, devices, tuple(placed), _user(claim))
+            self._record(claim, devices, tuple(placed), user_label(claim))
 
     def _in_the_way(self, gpu: int, placement: Placement) -> set[str]:
         """The claims that leave no room for a placement: by their slices, or by shared budgets."""
@@ -294,8 +334,16 @@ class ClusterCache:
         self._claims[uid] = _Placed(claim.metadata.key, devices, gpus)
 
     def _leave(self, uid: str) -> None:
-        del self._claims[uid]
+        if uid in self.cool_down:
+            self.cool_down.forget(uid)
+            record = self.records.get(uid)
+            if record is not None and record.state is ClaimState.COOLING:
+                self.records.move(record, ClaimState.PENDING)
+                self._cooled.append(record.claim.metadata.key)
+        gone = self._claims.pop(uid)
         self._end(uid)
+        for gpu in gone.gpus:
+            self.on_freed(gpu)
 
     def _end(self, uid: str) -> None:
         """End an allocation or a wait; with the last one, a deleted namespace is removed."""
@@ -368,22 +416,3 @@ class ClusterCache:
         """Stop showing a claim as waiting."""
         if uid in self.state.tickets:
             self._end(uid)
-
-
-def devices_of(claim: ResourceClaim) -> tuple[DeviceId, ...]:
-    """The devices of an allocation, except those with administrative access."""
-    allocation = claim.status.allocation
-    if allocation is None:
-        return ()
-    return tuple(
-        DeviceId(result.driver, result.pool, result.device)
-        for result in allocation.devices.results
-        if not result.admin_access
-    )
-
-
-def _user(claim: ResourceClaim) -> dict[str, str]:
-    """A label with the pod of a claim, if the claim names it."""
-    owners = [owner.name for owner in claim.metadata.owner_references if owner.kind == "Pod"]
-    names = owners or [user.name for user in claim.status.reserved_for if user.resource == "pods"]
-    return {"pod": names[0]} if names else {}

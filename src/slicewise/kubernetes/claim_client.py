@@ -1,16 +1,16 @@
 """The claim client: writes, confirms and removes the allocations of ResourceClaims.
 
 A write carries the version of the claim that the decision was based on, and is sent only while this
-replica holds the lease. So no newer change is overwritten, and the API refuses the writes of a
-leader that was paused and replaced: see `fence`.
+replica holds the lease. So no newer change is overwritten. A leader that was paused before a write
+and replaced may still send it: see `ClaimClient.fence`.
 """
 
 from __future__ import annotations
 
-import secrets
+import random
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,30 +18,25 @@ from typing import Any
 import msgspec
 
 from slicewise.core.errors import SlicewiseError
-from slicewise.kubernetes.api import DeviceClass, Pod, ResourceClaim
+from slicewise.kubernetes.allocations import DeviceId, devices_of
+from slicewise.kubernetes.api import DeviceClass, DeviceToleration, Pod, ResourceClaim
 from slicewise.kubernetes.api.common import now_text
 from slicewise.kubernetes.api_client import (
     APPLY,
     MERGE,
     ApiClient,
-    ApiError,
     ApiUnreachableError,
     ConflictError,
+    KubernetesApiError,
     NotFoundError,
 )
-from slicewise.kubernetes.cache import DeviceId, devices_of
-from slicewise.kubernetes.claim_parameters import read_parameters
 from slicewise.kubernetes.informer import CLAIMS, RESOURCE
 
 FINALIZER = "resource.kubernetes.io/delete-protection"
 CONFIRMED, CONFLICT = "slicewise.dev/confirmed", "slicewise.dev/conflict"
-LEADER = "slicewise.dev/leader"
-"""The annotation that a new leader writes to fence former ones."""
 
-_RETRY_SECONDS = 0.2
-"""The pause before a retry if the API did not answer."""
-_REFUSED_SECONDS = 5.0
-"""The pause before a retry if the API refused."""
+_RETRY_SECONDS, _LONGEST_SECONDS = 0.2, 5.0
+"""The first and the longest pause before a retry if the API did not answer."""
 
 _decode = msgspec.json.Decoder(ResourceClaim).decode
 
@@ -53,13 +48,21 @@ class NotLeadingError(SlicewiseError):
 class NotWrittenError(SlicewiseError):
     """Raised when an allocation was not written and cannot arrive late either.
 
-    ``claims`` are the current claims; ``refused`` tells that the API refused the write itself.
+    ``claims`` are the claims as they are now. ``refused`` has, by uid, those that the API refused
+    to change, and its words. ``deleted`` are the uids of claims that do not exist any more.
     """
 
-    def __init__(self, why: str, claims: Sequence[ResourceClaim], refused: bool) -> None:
+    def __init__(
+        self,
+        why: str,
+        claims: Sequence[ResourceClaim] = (),
+        refused: Mapping[str, str] | None = None,
+        deleted: Collection[str] = (),
+    ) -> None:
         super().__init__(why)
         self.claims = claims
-        self.refused = refused
+        self.refused = refused or {}
+        self.deleted = deleted
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +102,15 @@ class ClaimClient:
 
     def allocate(self, decision: Decision) -> list[ResourceClaim]:
         """Write all allocations of a decision; on an error remove them again and raise."""
-        try:
-            return [self._allocate(grant, decision) for grant in decision.grants]
-        except NotLeadingError:
-            raise  # without the lease nothing can be removed either
-        except SlicewiseError as error:
-            if isinstance(error, ApiUnreachableError):
-                self._pause(_RETRY_SECONDS)
-            there = [self._withdraw(grant) for grant in reversed(decision.grants)]
-            now = [one for one in there if one is not None]
-            raise NotWrittenError(str(error), now, is_refusal(error)) from None
+        written = []
+        for count, grant in enumerate(decision.grants, 1):
+            try:
+                written.append(self._allocate(grant, decision))
+            except NotLeadingError:
+                raise  # without the lease nothing can be removed either
+            except SlicewiseError as error:
+                raise self._withdraw_all(decision.grants[:count], error) from None
+        return written
 
     def _allocate(self, grant: Grant, decision: Decision) -> ResourceClaim:
         claim = grant.claim
@@ -119,39 +121,53 @@ class ClaimClient:
         try:
             return self._patch(claim, body, "/status")
         except ApiUnreachableError:
-            there = self._touch(claim)
+            there = self.fence(claim)
             if there is not None and devices_of(there) == grant.devices:
                 return there
             raise
 
+    def _withdraw_all(self, grants: Sequence[Grant], error: SlicewiseError) -> NotWrittenError:
+        """Remove what was written for a decision before an error, the last grant first."""
+        if isinstance(error, ApiUnreachableError):
+            self._patience()(error)
+        refused = {grants[-1].claim.metadata.uid: str(error)} if is_refusal(error) else {}
+        there, deleted = [], set()
+        for grant in reversed(grants):
+            uid = grant.claim.metadata.uid
+            try:
+                claim = self._withdraw(grant)
+            except KubernetesApiError as refusal:
+                refused[uid] = str(refusal)
+                continue
+            if claim is None:
+                deleted.add(uid)
+            else:
+                there.append(claim)
+        return NotWrittenError(str(error), there, refused, deleted)
+
     def _withdraw(self, grant: Grant) -> ResourceClaim | None:
         """Make sure that a grant is not written, also later; returns the claim if it exists."""
         while True:
-            claim = self._touch(grant.claim)
+            claim = self.refresh(grant.claim)
             if claim is None or devices_of(claim) != grant.devices or claim.status.reserved_for:
                 return claim
             with suppress(ConflictError, NotFoundError):  # changed meanwhile: read it again
                 return self._clear(claim)
 
     def deallocate(self, claim: ResourceClaim) -> ResourceClaim | None:
-        """Remove an allocation that no pod uses; returns the claim, None if it has changed.
-
-        If the API refuses, the claim is returned unchanged after a pause.
-        """
+        """Remove an allocation that no pod uses; returns the claim, None if it has changed."""
         try:
             return self._clear(claim)
         except (ConflictError, NotFoundError):
             return None
-        except ApiError:
-            self._pause(_REFUSED_SECONDS)
-            return claim
 
     def _clear(self, claim: ResourceClaim) -> ResourceClaim:
+        wait = self._patience()
         while True:
             try:
                 return self._patch(claim, {"allocation": None, "devices": None}, "/status")
-            except ApiUnreachableError:
-                self._pause(_RETRY_SECONDS)
+            except ApiUnreachableError as error:
+                wait(error)
 
     def confirm(self, claim: ResourceClaim, confirmed: bool, why: str) -> ResourceClaim | None:
         """Write the verdict on a tentative allocation; returns None if it does not exist."""
@@ -174,6 +190,7 @@ class ClaimClient:
             | ({"shareID": result.share_id} if result.share_id else {})
             for result in allocation.devices.results
         ]
+        wait = self._patience()
         while True:
             try:
                 return self._patch(claim, {"devices": devices}, "/status")
@@ -184,11 +201,8 @@ class ClaimClient:
                 claim = there
             except NotFoundError:
                 return None
-            except ApiUnreachableError:
-                self._pause(_RETRY_SECONDS)
-            except ApiError:
-                self._pause(_REFUSED_SECONDS)
-                raise
+            except ApiUnreachableError as error:
+                wait(error)
 
     def record_claims(self, pod: Pod, claims: Mapping[str, str]) -> None:
         """Name the template claims of a pod in its status; see `PendingClaims.unrecorded_claims`.
@@ -209,41 +223,52 @@ class ClaimClient:
         path = f"/api/v1/namespaces/{meta.namespace}/pods/{meta.name}/status"
         self._api.write("PATCH", path, body, APPLY, fieldManager="slicewise", force="true")
 
-    def fence(self, identity: str) -> list[ResourceClaim]:
-        """Fence former leaders: touch every claim they might still write to.
+    def list_claims(self) -> list[ResourceClaim]:
+        """All claims as they are now: the watch may not have delivered the latest writes yet."""
+        return [
+            claim for page in self._api.pages(CLAIMS.path, ResourceClaim) for claim in page.items
+        ]
 
-        A former leader may be paused with a decision and resume at any time. Its write carries the
-        version of the claim that it knew while its lease ran, which is outdated after this.
-        Returns all claims: our watch may not have delivered the former leader's writes yet.
+    def refresh(self, claim: ResourceClaim) -> ResourceClaim | None:
+        """Read a claim and fence it."""
+        there = self._read(claim)
+        return None if there is None else self.fence(there)
+
+    def fence(self, claim: ResourceClaim) -> ResourceClaim | None:
+        """Make sure that no allocation arrives that was decided before.
+
+        An allocation is only sent with a version in which the claim has the finalizer, as the API
+        has answered. So if it has none now, no earlier allocation can be accepted any more; and if
+        it has one, removing it makes all earlier versions outdated. Unlike any addition, that is
+        possible at every size of a claim. Returns the claim as it is now, None if it was deleted.
         """
-        found = []
-        for page in self._api.pages(CLAIMS.path, ResourceClaim):
-            for claim in page.items:
-                there: ResourceClaim | None = claim
-                # Without classes: a former leader may have known others, or none.
-                if claim.status.allocation is None and read_parameters(claim, {}) is not None:
-                    there = self._touch(claim, identity)
-                if there is not None:
-                    found.append(there)
-        return found
-
-    def _touch(self, claim: ResourceClaim, identity: str = "") -> ResourceClaim | None:
-        """Change the annotation of a claim, with retries; returns None if it was deleted.
-
-        The API refuses all earlier writes that arrive later.
-        """
-        # The value must differ each time, or the version would not change.
-        mark = {"annotations": {LEADER: f"{identity} {now_text()} {secrets.token_hex(4)}".strip()}}
-        while True:
+        there: ResourceClaim | None = claim
+        wait = self._patience()
+        while there is not None and needs_fence(there):
+            finalizers = [one for one in there.metadata.finalizers if one != FINALIZER]
             try:
-                return self._patch(claim, {}, metadata=mark, free=True)
+                there = self._patch(there, {}, metadata={"finalizers": finalizers})
+                ended = there.metadata.deletion_timestamp and not finalizers
+                return None if ended else there
             except NotFoundError:
                 return None
             except ConflictError:
-                if self._read(claim) is None:
-                    return None
-            except ApiUnreachableError:
-                self._pause(_RETRY_SECONDS)
+                pass
+            except ApiUnreachableError as error:
+                wait(error)
+            there = self._read(claim)
+        return there
+
+    def _patience(self) -> Callable[[ApiUnreachableError], None]:
+        """Pauses that grow with each retry, with jitter, or are as long as the API asks for."""
+        span = _RETRY_SECONDS
+
+        def wait(error: ApiUnreachableError) -> None:
+            nonlocal span
+            self._pause(max(error.after, span * random.uniform(0.5, 1.0)))
+            span = min(2 * span, _LONGEST_SECONDS)
+
+        return wait
 
     def _patch(
         self,
@@ -251,14 +276,10 @@ class ClaimClient:
         status: Mapping[str, Any],
         part: str = "",
         metadata: Mapping[str, Any] | None = None,
-        free: bool = False,
     ) -> ResourceClaim:
-        """Patch this version of a claim, or any if ``free``, while this replica leads."""
-        meta = dict(metadata or {})
-        if not free:
-            meta |= {"resourceVersion": claim.metadata.resource_version}
-        meta |= {"uid": claim.metadata.uid}
-        body: dict[str, Any] = {"metadata": meta}
+        """Patch this version of a claim, while this replica leads."""
+        which = {"resourceVersion": claim.metadata.resource_version, "uid": claim.metadata.uid}
+        body: dict[str, Any] = {"metadata": {**(metadata or {}), **which}}
         if status:
             body["status"] = status
         if not self._valid():
@@ -267,6 +288,7 @@ class ClaimClient:
 
     def _read(self, claim: ResourceClaim) -> ResourceClaim | None:
         """Read a claim, with retries; None if it was deleted."""
+        wait = self._patience()
         while True:
             if not self._valid():
                 raise NotLeadingError("the lease has expired; the outcome of the write is unknown")
@@ -275,15 +297,20 @@ class ClaimClient:
                 return there if there.metadata.uid == claim.metadata.uid else None
             except NotFoundError:
                 return None
-            except ApiUnreachableError:
-                self._pause(_RETRY_SECONDS)
+            except ApiUnreachableError as error:
+                wait(error)
+
+
+def needs_fence(claim: ResourceClaim) -> bool:
+    """Whether an allocation that was decided before may still be accepted for a claim."""
+    return claim.status.allocation is None and FINALIZER in claim.metadata.finalizers
 
 
 def is_refusal(error: SlicewiseError) -> bool:
     """Whether the API refused a write and would probably refuse it again."""
-    if isinstance(error, NotWrittenError):
-        return error.refused
-    return isinstance(error, ApiError) and not isinstance(error, ConflictError | NotFoundError)
+    return isinstance(error, KubernetesApiError) and not isinstance(
+        error, ConflictError | NotFoundError
+    )
 
 
 def claim_path(claim: ResourceClaim) -> str:
@@ -293,17 +320,26 @@ def claim_path(claim: ResourceClaim) -> str:
 
 
 def allocation(grant: Grant, decision: Decision) -> dict[str, Any]:
-    """An allocation as kube-scheduler would write it, with a unique share id for each device.
+    """An allocation as kube-scheduler would write it; while others compete, with share ids.
 
     kube-scheduler keeps allocated devices in a set. If two claims name the same device for a
     moment, it frees the device as soon as one of them is deallocated. Shares are kept apart.
     """
     binding = {"bindingConditions": [CONFIRMED], "bindingFailureConditions": [CONFLICT]}
+
+    tolerations = {
+        one.name: {"tolerations": [_plain(toleration) for toleration in one.exactly.tolerations]}
+        for one in grant.claim.spec.devices.requests
+        if one.exactly is not None and one.exactly.tolerations
+    }
+
+    def guard() -> dict[str, Any]:
+        return binding | {"shareID": str(uuid.uuid4())} if decision.tentative else {}
+
     return {
         "devices": {
             "results": [
-                {"request": request, **device._asdict(), "shareID": str(uuid.uuid4())}
-                | (binding if decision.tentative else {})
+                {"request": request, **device._asdict()} | guard() | tolerations.get(request, {})
                 for request, device in zip(grant.requests, grant.devices, strict=True)
             ],
             "config": _config(grant.claim, decision.classes),
@@ -319,6 +355,12 @@ def allocation(grant: Grant, decision: Decision) -> dict[str, Any]:
         },
         "allocationTimestamp": now_text(),
     }
+
+
+def _plain(toleration: DeviceToleration) -> dict[str, Any]:
+    """A toleration as in the request, which the API wants to see again in the allocation."""
+    found: dict[str, Any] = msgspec.to_builtins(toleration)
+    return {key: value for key, value in found.items() if value not in (None, "")}
 
 
 def _config(

@@ -13,7 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from slicewise.core.request import Need, Request
-from slicewise.kubernetes.api import Configuration, DeviceClass, DeviceRequest, ResourceClaim
+from slicewise.kubernetes.api import (
+    Configuration,
+    DeviceClass,
+    DeviceRequest,
+    DeviceToleration,
+    ResourceClaim,
+)
 
 SUFFIX = ".slicewise.dev"
 DRIVER = "slicewise.dev"
@@ -34,6 +40,7 @@ class RequestedDevices:
 
     request: str
     want: Request
+    tolerations: tuple[DeviceToleration, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +132,7 @@ def _read_request(
         if own:
             parameters = own
     want = _want(where, parameters)
-    return [RequestedDevices(request.name, want)] * max(1, exactly.count)
+    return [RequestedDevices(request.name, want, exactly.tolerations)] * max(1, exactly.count)
 
 
 def _parameters(

@@ -1,7 +1,7 @@
 """Claim states: one record for each known ResourceClaim, and the legal transitions between states.
 
 The cluster cache holds the records. Every change of state goes through `ClaimRecords.move`, which
-refuses transitions that are not listed in `TRANSITIONS`.
+refuses transitions that are not listed in `TRANSITIONS`. `allocation_writer` makes most of them.
 """
 
 from __future__ import annotations
@@ -22,6 +22,10 @@ class ClaimState(Enum):
     """Devices are assumed in the cache, and the allocation is being written."""
     STALE = "stale"
     """A write failed, and the known version may be outdated: wait for a newer one."""
+    QUARANTINED = "quarantined"
+    """The API refuses to change the claim: see `quarantine`."""
+    COOLING = "cooling"
+    """The claim has lost its devices, which may still be in use on the node: see `cool_down`."""
     WRITTEN = "written"
     """The allocation was written without binding conditions; the watch has not delivered it yet."""
     TENTATIVE = "tentative"
@@ -36,12 +40,16 @@ class ClaimState(Enum):
 
 _S = ClaimState
 TRANSITIONS: Mapping[ClaimState, frozenset[ClaimState]] = {
-    # Assumed by a scheduling cycle; failed write; allocated by another writer.
-    _S.PENDING: frozenset({_S.WRITING, _S.STALE, _S.ALLOCATED}),
+    # Assumed by a scheduling cycle; failed write; refused; its pod vanished; another writer.
+    _S.PENDING: frozenset({_S.WRITING, _S.STALE, _S.QUARANTINED, _S.COOLING, _S.ALLOCATED}),
     # The outcome is read from the claim.
     _S.WRITING: frozenset({_S.PENDING, _S.ALLOCATED}),
-    # A newer version arrived.
-    _S.STALE: frozenset({_S.PENDING, _S.ALLOCATED}),
+    # A newer version arrived, or the known one is the newest; fencing was refused.
+    _S.STALE: frozenset({_S.PENDING, _S.QUARANTINED, _S.ALLOCATED}),
+    # A newer version arrived; fenced after all; an earlier write has arrived.
+    _S.QUARANTINED: frozenset({_S.PENDING, _S.ALLOCATED}),
+    # Its former slices are free; fencing was refused; allocated by another writer.
+    _S.COOLING: frozenset({_S.PENDING, _S.QUARANTINED, _S.ALLOCATED}),
     # Seen by the watch; deallocated; rewritten by another leader; in conflict.
     _S.WRITTEN: frozenset({_S.ALLOCATED, _S.PENDING, _S.TENTATIVE, _S.CONFIRMING, _S.REVOKING}),
     # No conflict, or one; deallocated; abandoned; another leader took over.
@@ -57,6 +65,9 @@ TRANSITIONS: Mapping[ClaimState, frozenset[ClaimState]] = {
 }
 IN_FLIGHT = frozenset({_S.WRITING, _S.CONFIRMING, _S.REVOKING})
 """A write to the claim has not returned: nothing else is started until it has."""
+
+WAITS_FOR_NEWER = frozenset({_S.STALE, _S.QUARANTINED})
+"""The known version of the claim must not be allocated."""
 
 
 class IllegalTransitionError(RuntimeError):
@@ -148,10 +159,10 @@ class ClaimRecords:
         if record.state in IN_FLIGHT:
             return record
         if record.allocated:
-            if record.state in (ClaimState.PENDING, ClaimState.STALE):
+            if record.state in (ClaimState.PENDING, ClaimState.COOLING, *WAITS_FOR_NEWER):
                 self.move(record, ClaimState.ALLOCATED)
-        elif record.state is not ClaimState.PENDING and (
-            newer or record.state is not ClaimState.STALE
+        elif record.state not in (ClaimState.PENDING, ClaimState.COOLING) and (
+            newer or record.state not in WAITS_FOR_NEWER
         ):
             self.move(record, ClaimState.PENDING)
         return record

@@ -8,23 +8,29 @@ conflict is possible. Otherwise our pod is held back until each rival has its de
 Some rivals wait long. When kube-scheduler reserves our claim for the pod, it has seen the
 allocation. From then on it only writes what it had decided before, so the rivals get a limited
 time; a decision in progress shows as a nominated node of the rival's pod, or as a finalizer.
+
+This module only judges; `AllocationWriter.confirm_settled` confirms claims or revokes them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from slicewise.kubernetes.api import DeviceClass, ResourceClaim
 from slicewise.kubernetes.claim_states import ClaimRecords, Settling
+from slicewise.kubernetes.pending_claims import single_node
 
 EXPECTED_SECONDS = 600.0
-"""How long more rivals are expected after one was seen, and after a start."""
+"""How long more rivals for a node are expected after one was seen."""
 
 LONGEST = 60.0
 """The additional time while an allocation is being written for a rival."""
+
+_KNOWN_SECONDS = 1.0
+"""How long it is not looked up again whether rivals compete for a node."""
 
 When = Literal["auto", "always", "never"]
 
@@ -40,7 +46,7 @@ class Conflicts:
     settle: float
     """The seconds that rivals get after our claim was reserved."""
     when: When = "auto"
-    """When allocations are tentative; auto: while rivals are expected."""
+    """When allocations are tentative; auto: while rivals for the same node are expected."""
     rivals: dict[str, ResourceClaim] = field(default_factory=dict)
     """By uid: claims without devices that may get some of ours at any moment."""
     records: ClaimRecords = field(default_factory=ClaimRecords)
@@ -49,8 +55,12 @@ class Conflicts:
     """Rivals with a finalizer, or whose pod has devices for another claim."""
     nominated: set[str] = field(default_factory=set)
     """Rivals whose pod has a nominated node: their devices are being written."""
-    last_seen: float = float("-inf")
-    """When this replica, or possibly a former leader, saw the last rival."""
+    may_run: Callable[[ResourceClaim, str], bool] = lambda claim, node: True
+    """Whether a pod with a claim might run on a node."""
+    _lately: dict[str, float] = field(default_factory=dict)
+    """By node: when a claim of another class last got devices there, or competed for them."""
+    _competing: dict[str, tuple[float, bool]] = field(default_factory=dict)
+    """By node: whether a rival competes for it, and until when that is not looked up again."""
 
     @property
     def tentative(self) -> dict[str, Settling]:
@@ -59,16 +69,20 @@ class Conflicts:
 
     def update(self, claim: ResourceClaim, rival: bool, now: float) -> None:
         """Add or update a claim of another class; ``rival``: it may get devices of ours."""
-        uid = claim.metadata.uid
-        if rival:
-            self.last_seen = now
-        if rival and claim.status.allocation is None and not claim.metadata.deletion_timestamp:
+        uid, allocation = claim.metadata.uid, claim.status.allocation
+        self._competing.clear()
+        if rival and allocation is not None:
+            node = single_node(allocation.node_selector)
+            for name in (node,) if node else {one.pool for one in allocation.devices.results}:
+                self._lately[name] = now
+        if rival and allocation is None and not claim.metadata.deletion_timestamp:
             self.rivals[uid] = claim
             return
         self.drop(uid)
 
     def drop(self, uid: str) -> None:
         """Remove a claim that cannot conflict any more."""
+        self._competing.clear()
         self.rivals.pop(uid, None)
         self.nominated.discard(uid)
         self.begun.discard(uid)
@@ -76,11 +90,22 @@ class Conflicts:
             if one.rivals is not None:
                 one.rivals.discard(uid)
 
-    def expected(self, now: float) -> bool:
-        """Whether an allocation written now has to be tentative."""
+    def expected(self, now: float, node: str) -> bool:
+        """Whether an allocation on a node that is written now has to be tentative."""
         if self.when != "auto":
             return self.when == "always"
-        return bool(self.rivals) or now < self.last_seen + EXPECTED_SECONDS
+        last = self._lately.get(node, float("-inf"))
+        return self.competes(now, node) or now < last + EXPECTED_SECONDS
+
+    def competes(self, now: float, node: str) -> bool:
+        """Whether a rival may get devices on a node."""
+        until, found = self._competing.get(node, (float("-inf"), False))
+        if now >= until:
+            found = any(self.may_run(claim, node) for claim in self.rivals.values())
+            self._competing[node] = now + _KNOWN_SECONDS, found
+        if found:
+            self._lately[node] = now
+        return found
 
     def reserved(self, uid: str, now: float) -> None:
         """Note that kube-scheduler has reserved a claim of ours: it has seen the allocation."""
@@ -92,7 +117,13 @@ class Conflicts:
         """Note that the watch has delivered our write: all rivals of the claim are known."""
         one = self.tentative.get(uid)
         if one is not None and one.rivals is None:
-            one.rivals = set(self.rivals)
+            allocation = self.records[uid].claim.status.allocation
+            node = None if allocation is None else single_node(allocation.node_selector)
+            one.rivals = {
+                other
+                for other, claim in self.rivals.items()
+                if node is None or self.may_run(claim, node)
+            }
 
     def settled(self, now: float) -> list[str]:
         """The tentative claims that no other claim can conflict with any more."""

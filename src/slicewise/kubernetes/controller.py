@@ -13,22 +13,33 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
+from typing import Protocol
 
-from slicewise.engine.queue import Discipline
+from slicewise.control.answers import RefusedError
+from slicewise.control.commands import ChoosePolicy
+from slicewise.control.policy_choices import PolicyChoices
+from slicewise.engine.rehearsal import Rehearsal
+from slicewise.engine.reservation_rules import ReservationRules
 from slicewise.journal.entries import Seconds
+from slicewise.kubernetes import cool_down
 from slicewise.kubernetes.allocation_writer import AllocationWriter, Done
+from slicewise.kubernetes.api import ResourceClaim
 from slicewise.kubernetes.api_client import ApiClient
 from slicewise.kubernetes.cache import ClusterCache
 from slicewise.kubernetes.claim_client import ClaimClient
 from slicewise.kubernetes.conflicts import Conflicts, When
+from slicewise.kubernetes.cool_down import CoolDown
 from slicewise.kubernetes.cycle import Cycle
 from slicewise.kubernetes.event_handlers import EventHandlers
 from slicewise.kubernetes.event_recorder import EventRecorder
 from slicewise.kubernetes.informer import KINDS, Watch, WatchNotification
 from slicewise.kubernetes.leader_election import LeaderElector
+from slicewise.kubernetes.namespace_annotations import Unreadable
 from slicewise.kubernetes.node_resources import NodeResources
-from slicewise.kubernetes.pending_claims import PendingClaims
+from slicewise.kubernetes.pending_claims import PendingClaims, owning_pod
+from slicewise.kubernetes.quarantine import Quarantine
 from slicewise.kubernetes.stats import Stats
+from slicewise.kubernetes.volumes import Volumes
 
 log = logging.getLogger("slicewise.kubernetes")
 
@@ -41,7 +52,7 @@ _SHORTEST_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ControllerOptions:
     """The settings of a controller."""
 
     policy: str = "default"
@@ -50,11 +61,22 @@ class Options:
     lease: str = "slicewise"
     identity: str = "slicewise-0"
     lease_seconds: float = 15.0
-    discipline: Discipline = field(default_factory=lambda: Discipline(256, 1024))
+    reservations: ReservationRules = field(default_factory=ReservationRules)
     settle_seconds: float = 5.0
     """How long a pod is held back while claims of other classes compete for its GPU."""
-    hold_back: When = "always"
+    unreadable_quota: Unreadable = "last"
+    """The limit of a namespace in place of one that cannot be read."""
+    hold_back: When = "auto"
     """When pods are held back until no other claim can have the same slices."""
+    cool_down: float = cool_down.SECONDS
+    """How long slices are not given out again after a pod vanished; 0: not at all."""
+
+
+class _Timed(Protocol):
+    """A part of the controller with something to do at a time."""
+
+    @property
+    def next_time(self) -> float | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +86,21 @@ class Leads:
     leads: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Choose:
+    """A rehearsal has ended; `told` gets why its winner is not used, or nothing."""
+
+    rehearsal: Rehearsal
+    told: Callable[[str], None]
+
+
 class Controller:
     """One replica of the controller."""
 
     def __init__(
         self,
         api: ApiClient,
-        options: Options,
+        options: ControllerOptions,
         clock: Callable[[], Seconds] = time.time,
         address: Callable[[], str] = lambda: "",
     ) -> None:
@@ -78,12 +108,16 @@ class Controller:
         self.server = api.server
         self.stats = Stats()
         self.pending = PendingClaims()
-        self.node_resources = NodeResources()
-        self.cache = ClusterCache(options.policy, clock, address)
+        self.node_resources = NodeResources(Volumes())
+        self.cool_down = CoolDown(options.cool_down, lambda: self._cycle.clock())
+        self.cache = ClusterCache(options.policy, clock, address, self.cool_down)
         self.conflicts = Conflicts(
-            options.settle_seconds, options.hold_back, records=self.cache.records
+            options.settle_seconds,
+            options.hold_back,
+            records=self.cache.records,
+            may_run=self._may_run,
         )
-        self._inbox: SimpleQueue[WatchNotification | Done | Leads | None] = SimpleQueue()
+        self._inbox: SimpleQueue[WatchNotification | Done | Leads | Choose | None] = SimpleQueue()
         self.elector = LeaderElector(
             api,
             options.namespace,
@@ -93,13 +127,15 @@ class Controller:
             options.lease_seconds,
         )
         self._recorder = EventRecorder(api, options.identity, self.stats)
+        self.quarantine = Quarantine(self.cache.records, lambda: self._cycle.clock())
         self._cycle = Cycle(
             self.cache,
             self.pending,
             self.node_resources,
             self.conflicts,
+            self.quarantine,
             self.stats,
-            options.discipline,
+            options.reservations,
         )
         self._writer = AllocationWriter(
             ClaimClient(api, self.elector.valid),
@@ -107,6 +143,7 @@ class Controller:
             self.pending,
             self._cycle,
             self.conflicts,
+            self.quarantine,
             self.stats,
             self._inbox.put,
             lambda claim: self._handlers.claim_read(claim),
@@ -121,6 +158,7 @@ class Controller:
             self._recorder,
             self.stats,
             lambda: self.deciding,
+            options.unreadable_quota,
         )
         self._watches = [Watch(api, kind, self._inbox.put) for kind in KINDS]
         self._fenced = 0
@@ -130,6 +168,8 @@ class Controller:
         self._decided = False
         """Whether the last step could decide."""
         self._stopping = False
+        self.warnings: tuple[str, ...] = ()
+        """What an operator should know although pods are served; replaced as a whole."""
         self.cache.journal.trouble = self._handlers.problem
 
     # Read from other threads
@@ -141,8 +181,18 @@ class Controller:
 
     @property
     def problem(self) -> str:
-        """Why the cache may be out of date or leader election fails; empty if neither is so."""
-        return self.cache.journal.trouble or self.elector.trouble
+        """Why this replica could not serve as the leader, or as a leader does not; else empty."""
+        if self.cache.journal.trouble or self.elector.trouble:
+            return self.cache.journal.trouble or self.elector.trouble
+        if not self.elector.leads:
+            return ""
+        if not self.deciding:
+            why = (
+                self._writer.fencing.problem or "writes of former leaders are being made impossible"
+            )
+            return f"this replica leads, but does not allocate yet: {why}"
+        why = self._writer.missing_right
+        return f"this replica leads, but may not allocate: {why}" if why else ""
 
     @property
     def waiting(self) -> int:
@@ -153,6 +203,13 @@ class Controller:
     def watches_down(self) -> int:
         """The number of failing watches."""
         return len(self._handlers.watch_errors)
+
+    def _may_run(self, claim: ResourceClaim, node: str) -> bool:
+        """Whether a pod with a claim might run on a node, by what does not change soon."""
+        pods = [self.pending.pods[key] for key in self.pending.users(claim.metadata.key)]
+        if owning_pod(claim) is None or not pods:
+            return True  # any pod may come
+        return any(not self.node_resources.excluded(pod, node) for pod in pods)
 
     # Running
 
@@ -190,10 +247,14 @@ class Controller:
 
     def _timeout(self) -> float | None:
         """How long to wait for the queue; None: indefinitely."""
-        if not self._decided:  # a renewal of the lease posts no message
-            return _RETRY_SECONDS if self.elector.leads else None
-        due = [t for t in (self.conflicts.next_time, self._cycle.next_time) if t is not None]
-        return max(_SHORTEST_SECONDS, min(due) - self._cycle.clock()) if due else None
+        owners: list[_Timed] = [self.cool_down]
+        if self._decided:
+            owners += [self.conflicts, self._cycle, self.quarantine, self._writer]
+        due = [time for owner in owners if (time := owner.next_time) is not None]
+        wait = max(_SHORTEST_SECONDS, min(due) - self._cycle.clock()) if due else None
+        if not self._decided and self.elector.leads:  # a renewal of the lease posts no message
+            return _RETRY_SECONDS if wait is None else min(wait, _RETRY_SECONDS)
+        return wait
 
     def step(self, seconds: float | None) -> None:
         """Handle the queue, waiting up to ``seconds`` for its first item, then run a cycle."""
@@ -203,6 +264,9 @@ class Controller:
                 self._handle(self._inbox.get_nowait())
         except Empty:
             pass
+        for claim in self.cache.take_cooled():
+            for pod in self.pending.users(claim):
+                self._cycle.requeue(pod)
         self._handlers.read_pools()
         deciding = self._decided = self.deciding
         if deciding and self._cycle.standby:
@@ -214,17 +278,43 @@ class Controller:
             self._schedule()
         elif self.ready and self.elector.leads and self._fenced != self.elector.term:
             self._fence()
+        self._update_warnings()
 
-    def _handle(self, message: WatchNotification | Done | Leads | None) -> None:
+    def _update_warnings(self) -> None:
+        """Note what an operator should know although pods are served."""
+        self.stats.quarantined = len(self.quarantine.records())
+        self.stats.cooling = self.cool_down.count
+        sources = (
+            self.quarantine.summary(),
+            self._handlers.prepare_failures.summary(),
+            self._handlers.degraded,
+        )
+        self.warnings = tuple(filter(None, sources))
+
+    def _handle(self, message: WatchNotification | Done | Leads | Choose | None) -> None:
         match message:
             case Done(call, result, error):
                 call(result, error)
             case Leads(leads):
                 self._lead(leads)
+            case Choose(rehearsal, told):
+                told(self._use(rehearsal))
             case None:  # posted by `stop` to end the wait
                 pass
             case _:
                 self._handlers.handle(message)
+
+    def choose(self, rehearsal: Rehearsal, told: Callable[[str], None]) -> None:
+        """Use the winner of a rehearsal; callable from any thread."""
+        self._inbox.put(Choose(rehearsal, told))
+
+    def _use(self, rehearsal: Rehearsal) -> str:
+        """Use the winner of a rehearsal, or return why not."""
+        try:
+            PolicyChoices(self.cache).choose(ChoosePolicy(rehearsal))
+        except RefusedError as refusal:
+            return str(refusal)
+        return ""
 
     def _schedule(self) -> None:
         """Run one scheduling cycle; writer threads post the outcome of its writes."""
@@ -238,12 +328,17 @@ class Controller:
         for decision in decisions:
             self._writer.write(decision)
         # 5. Revoke allocations that their pod cannot use.
-        for claim in (*self._cycle.take_given_up(), *self._cycle.take_stuck()):
+        for claim in (*self._cycle.take_given_up(), *self._cycle.unbound.take_stuck()):
             self._writer.revoke(claim)
-        # 6. Report to each pod why it waits, or that it was placed.
+        # 6. Repeat writes that the API refused a while ago; try quarantined claims again.
+        self._writer.retry()
+        self._writer.fencing.retry()
+        # 7. Report to each pod why it waits, or that it was placed.
         for key, message in self._cycle.take_messages():
-            if key in self.pending.pods:
-                self._recorder.report(self.pending.pods[key], message)
+            if key in self.pending.pods and not self._recorder.report(
+                self.pending.pods[key], message
+            ):
+                self._cycle.report_again()
 
     # Leading
 
@@ -251,18 +346,18 @@ class Controller:
         self._fence_at = 0.0
         self.stats.elections += leads
         if not leads:
+            self._cycle.drop_reservations()
+            self.quarantine.clear()
             log.info("lost the lease of the leader")
 
     def _fence(self) -> None:
         """Fence former leaders; a failed attempt is repeated after a pause."""
         now = self._cycle.clock()
-        if not self._writer.fencing and now >= self._fence_at:
+        if not self._writer.fencing.running and now >= self._fence_at:
             self._fence_at = now + _RETRY_SECONDS
-            self._writer.fence(self.options.identity, partial(self._fenced_now, self.elector.term))
+            self._writer.fencing.start(partial(self._fenced_now, self.elector.term))
 
     def _fenced_now(self, term: int, done: bool) -> None:
         if done and term == self.elector.term:
             self._fenced = term
-            # A former leader may have seen rivals.
-            self.conflicts.last_seen = self._cycle.clock()
             log.info("leading as %s", self.options.identity)

@@ -1,91 +1,47 @@
 """The scheduling cycle: which pod is placed next, and which devices its claims get.
 
-Pods wait in order of priority and age. A pass over the queue starts when something changed that may
-help a pod: devices were freed, a pod arrived, a node changed. Refusals are remembered until then,
-so a pass over a long queue is cheap.
+Pods wait in lines by namespace and by what they ask for, and the lines are served in fair order by
+the engine's queue and dispatcher. A pass over the queue starts when something changed that may help
+a pod: devices were freed, a pod arrived, a node changed. Refusals are remembered until then, and
+concern a whole line, so a pass over a long queue is cheap.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from slicewise.control.quota import excess, has_limits
 from slicewise.core.cluster import Instance
-from slicewise.core.request import Reason, Rejection, Request
-from slicewise.engine.offers import Unfit
-from slicewise.engine.queue import Discipline, Ticket, WaitingRoom
-from slicewise.kubernetes.api import Pod, ResourceClaim
+from slicewise.core.request import Reason, Rejection
+from slicewise.engine.dispatcher import Dispatcher
+from slicewise.engine.queue import Queue, Ticket
+from slicewise.engine.reservation_rules import ReservationRules
+from slicewise.engine.reservations import LineKey, Reservations, Window
+from slicewise.journal.entries import Seconds
+from slicewise.kubernetes.api import ResourceClaim
 from slicewise.kubernetes.api.common import parse_time
+from slicewise.kubernetes.backoff import NodeBackoff
 from slicewise.kubernetes.cache import ClusterCache
 from slicewise.kubernetes.claim_client import Decision, Grant
 from slicewise.kubernetes.claim_states import ClaimState
 from slicewise.kubernetes.conflicts import Conflicts
 from slicewise.kubernetes.devices.pools import home_of
 from slicewise.kubernetes.event_recorder import (
-    INVALID,
-    NO_NODE,
     PLACED,
-    WORDS,
+    UPDATE_SECONDS,
     PendingView,
     PlacementMessage,
 )
-from slicewise.kubernetes.node_resources import NodeResources, matches
-from slicewise.kubernetes.pending_claims import PendingClaims, PendingPod, single_node
+from slicewise.kubernetes.namespace_quota import NamespaceQuota
+from slicewise.kubernetes.node_resources import NodeResources
+from slicewise.kubernetes.pending_claims import PendingClaims, PendingPod
+from slicewise.kubernetes.pod_lifetimes import PodLifetimes
+from slicewise.kubernetes.pod_placer import PodPlacer
+from slicewise.kubernetes.pod_request import PodRequest, PodRequests
+from slicewise.kubernetes.quarantine import Quarantine
 from slicewise.kubernetes.stats import Stats
-
-STUCK_SECONDS = 15.0
-"""How long a pod keeps devices after kube-scheduler has reported that it cannot bind the pod."""
-FIRST_SECONDS, MOST_SECONDS = 10.0, 300.0
-"""The first and the longest backoff of a pod from a node."""
-EVERYWHERE = ""
-"""Stands for every node in a backoff."""
-
-_NO_REQUEST = Request("none")
-_EXPIRED = 0.0
-
-
-class Backoff:
-    """The nodes that are not tried for a pod for a while, because an attempt there failed.
-
-    The time doubles with each failure in a row, until the pod is bound or deleted.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._until: dict[str, dict[str, tuple[float, float]]] = {}
-        """By pod and node: the end of the backoff and its length."""
-
-    def add(self, pod: str, node: str) -> None:
-        """Start a backoff, twice as long as the last one."""
-        nodes = self._until.setdefault(pod, {})
-        span = min(2 * nodes[node][1], MOST_SECONDS) if node in nodes else FIRST_SECONDS
-        nodes[node] = self._clock() + span, span
-
-    def holds(self, pod: str, node: str) -> bool:
-        """Whether a pod must not be tried on a node now."""
-        return self._until.get(pod, {}).get(node, (_EXPIRED, 0.0))[0] > self._clock()
-
-    def forget(self, pod: str) -> None:
-        """Drop the backoffs of a pod that was bound or deleted."""
-        self._until.pop(pod, None)
-
-    def expire(self) -> bool:
-        """Whether a backoff has ended since the last call."""
-        now = self._clock()
-        expired = False
-        for nodes in self._until.values():
-            for node, (until, span) in nodes.items():
-                if _EXPIRED < until <= now:
-                    nodes[node] = _EXPIRED, span
-                    expired = True
-        return expired
-
-    @property
-    def next_time(self) -> float | None:
-        """When the next backoff ends."""
-        times = [until for nodes in self._until.values() for until, _ in nodes.values()]
-        return min((until for until in times if until > _EXPIRED), default=None)
+from slicewise.kubernetes.unbound_pods import UnboundPods, unschedulable
+from slicewise.kubernetes.waiting_messages import MessageSchedule, WaitingReasons, not_ready
 
 
 class Cycle:
@@ -97,8 +53,9 @@ class Cycle:
         pending: PendingClaims,
         node_resources: NodeResources,
         conflicts: Conflicts,
+        quarantine: Quarantine,
         stats: Stats,
-        discipline: Discipline,
+        rules: ReservationRules,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.clock = clock
@@ -108,32 +65,49 @@ class Cycle:
         self._pending = pending
         self._node_resources = node_resources
         self._conflicts = conflicts
+        self._quarantine = quarantine
         self._stats = stats
         self._changed: dict[str, None] = {}
         """Pods to be queued, updated or removed by `update_queue`."""
-        self._queue = WaitingRoom(discipline)
+        state = cache.state
+        self._quota = NamespaceQuota(cache)
+        self._lifetimes = PodLifetimes(cache, pending)
+        self._requests = PodRequests(node_resources, state.canonical, state.shares.size)
+        self._placer = PodPlacer(cache, node_resources, self._lifetimes.users)
+        self._queue = Queue(state.shares)
+        self.reservations = Reservations(state.cluster, self._placer.suits)
+        self._dispatcher = Dispatcher(self._placer, self._queue, self.reservations, self, rules)
+        cache.on_freed, cache.on_removal = self._dispatcher.freed, self._removed
         self._numbers: dict[str, int] = {}
         """The ticket number of each pod that waits or is being written."""
         self._waiting: dict[int, PendingPod] = {}
         """By ticket number: what the pod needs, as of the last change of the pod or its claims."""
+        self._since: dict[int, Seconds] = {}
+        """By ticket number: when this replica first saw the pod wait."""
+        self._parked: set[int] = set()
+        """The numbers of pods that cannot be tried before one of their claims changes."""
+        self._pinned: set[int] = set()
+        """The numbers of waiting pods that have a part of their devices."""
         self._last_number = 0
         self._writing: dict[str, Decision] = {}
         """By pod: the decision that is being written."""
-        self._backoff = Backoff(clock)
-        self._scheduler_said: dict[str, str] = {}
-        """By pod that was given devices: what kube-scheduler had reported about it before."""
-        self._stuck: dict[str, float] = {}
-        """By pod that has devices and cannot be bound: when they are revoked."""
+        self._backoff = NodeBackoff(lambda: self.clock())
+        self.unbound = UnboundPods(
+            pending, node_resources, self._backoff, stats, lambda: self.clock(), self.requeue
+        )
         self._given_up: dict[str, ResourceClaim] = {}
-        self._refused: dict[tuple[Request, ...], Rejection] = {}
-        """By requests: why no GPU has room for them."""
-        self._unfit: dict[str, tuple[object, Rejection]] = {}
-        """By pod: the state in which it was tried last, and why it fits no node."""
         self._messages: dict[str, PlacementMessage] = {}
+        self._message_schedule = MessageSchedule(lambda: self.clock())
         self._view = PendingView(cache)
         self._snapshot: object = None
         """The versions of free devices and nodes at the last pass."""
+        self._tenants: dict[str, str] = {}
+        """By namespace with waiting pods: the tenant of their tickets."""
+        self._models = 0
+        """The number of GPU models at the last pass."""
         self._queue_changed = False
+        self._decisions: list[Decision] = []
+        """The decisions of the current pass."""
 
     # The queue
 
@@ -167,136 +141,192 @@ class Cycle:
         pending_pod = self._pending.pending_pod(key)
         if pending_pod is None:
             self._dequeue(key)
-            self._track_unbound(key)
+            self.unbound.track(key)
             return
-        pod = pending_pod.pod
-        self._node_resources.forget(pod.metadata.uid)
-        self._stuck.pop(key, None)
+        self.unbound.waits(key, pending_pod.pod)
         number = self._numbers.get(key)
         if number is None:
             self._last_number += 1
             number = self._numbers[key] = self._last_number
+            self._since[number] = self._cache.now()
         self._waiting[number] = pending_pod
-        if number not in self._queue:  # new, or its allocation could not be written
-            self._queue.enter(
-                Ticket(
-                    number,
-                    _NO_REQUEST,
-                    tenant=pod.metadata.uid,  # pods of a namespace may overtake each other
-                    priority=pod.spec.priority,
-                )
-            )
-        self._queue_changed = True
+        self._enter(number)
         if self.standby:
             self._view.show_condition(pending_pod)
 
-    def _track_unbound(self, key: str) -> None:
-        """Reserve node resources for a pod that has its devices and is not bound yet."""
-        pod = self._pending.pods.get(key)
-        if pod is None or pod.spec.node_name:
+    def _enter(self, number: int) -> None:
+        """Put a pod into its line, or park it."""
+        pending_pod = self._waiting[number]
+        self._message_schedule.add(number)
+        if not self._may_be_tried(pending_pod):
+            self._leave(number)
+            self._parked.add(number)
             return
-        node = self._pending.node(key)
-        if node is None:
-            self._node_resources.forget(pod.metadata.uid)
-            return
-        self._node_resources.assume(pod, node)
-        said = unschedulable(pod)
-        if said and said != self._scheduler_said.setdefault(key, said):
-            # kube-scheduler tried the pod with its devices and failed.
-            self._stuck.setdefault(key, self.clock() + STUCK_SECONDS)
+        ticket = self._ticket(number, pending_pod)
+        if number in self._queue:
+            if self._queue.ticket(number) == ticket:
+                return
+            self._leave(number)
+        self._parked.discard(number)
+        self._queue.enter(ticket)
+        if pending_pod.pinned:
+            self._pinned.add(number)
+        self._queue_changed = True
+
+    def _ticket(self, number: int, pending_pod: PendingPod) -> Ticket:
+        pod, key = pending_pod.pod, pending_pod.key
+        namespace = pod.metadata.namespace
+        request = self._requests.of(pending_pod, self._backoff.avoided(key))
+        tenant = self._tenants[namespace] = self._cache.tenant(namespace).ref.id
+        return Ticket(
+            number,
+            request,
+            tenant=tenant,
+            priority=pod.spec.priority,
+            # Windows are reserved for single devices: other pods never have waited long enough.
+            entered=self._since[number] if len(request.devices) == 1 else float("inf"),
+            lease=self._lifetimes.lease(pending_pod),
+        )
+
+    def _leave(self, number: int) -> None:
+        """Take a pod out of its line, if it is in one."""
+        self._parked.discard(number)
+        self._pinned.discard(number)
+        if number in self._queue:
+            position = self._queue.position(number)
+            self._dispatcher.ticket_left(self._queue.withdraw(number), position)
+
+    def _may_be_tried(self, pending_pod: PendingPod) -> bool:
+        """Whether a pod is ready; if not, the change that makes it so requeues it."""
+        records = (self._cache.records.get(one.metadata.uid) for one, _ in pending_pod.claims)
+        return not pending_pod.problem and all(
+            one is None or one.state is ClaimState.PENDING for one in records
+        )
+
+    def _removed(self, gpus: set[int]) -> None:
+        """End the reservations on GPUs that are about to be removed."""
+        self._dispatcher.removed(gpus)
+        self._queue_changed = True
+
+    def drop_reservations(self) -> None:
+        """End all reservations: another replica leads now, and reserves windows itself."""
+        for line, _ in self.reservations:
+            self.reserve(line, ())
+        self._dispatcher.room_appeared()
 
     def _dequeue(self, key: str) -> None:
         number = self._numbers.pop(key, None)
         if number is not None:
-            del self._waiting[number]
-            if number in self._queue:
-                self._queue.withdraw(number)
-                self._queue_changed = True  # it may have held back those behind it
+            self._leave(number)
+            self._message_schedule.forget(number)
+            del self._waiting[number], self._since[number]
         self._view.hide(key)
-        self._unfit.pop(key, None)
         self._messages.pop(key, None)
         pod = self._pending.pods.get(key)
         if pod is None or pod.spec.node_name:
-            self._scheduler_said.pop(key, None)
-            self._stuck.pop(key, None)
-            self._backoff.forget(key)
-
-    def take_stuck(self) -> list[ResourceClaim]:
-        """Claims to revoke: kube-scheduler cannot bind their pod, for an unknown reason."""
-        now = self.clock()
-        claims: list[ResourceClaim] = []
-        for key in [key for key, until in self._stuck.items() if until <= now]:
-            del self._stuck[key]
-            unused = [
-                claim
-                for claim in self._pending.claims_of(self._pending.pods[key])
-                if claim.status.allocation is not None
-                and not claim.status.reserved_for
-                and self._pending.is_ours(claim)
-            ]
-            for claim in unused:
-                self.back_off(claim)
-            claims += unused
-        return claims
-
-    def back_off(self, claim: ResourceClaim) -> None:
-        """Avoid the node of an allocation that kube-scheduler could not use."""
-        allocation = claim.status.allocation
-        node = None if allocation is None else single_node(allocation.node_selector)
-        if node is None:
-            return
-        reserved = {consumer.uid for consumer in claim.status.reserved_for}
-        for key in self._pending.users(claim.metadata.key):
-            pod = self._pending.pods[key]
-            if reserved and pod.metadata.uid not in reserved:
-                continue  # another pod used the claim and has ended
-            self._stats.returned += 1
-            self._backoff.add(key, node)
-
-    def back_off_refused(self, decision: Decision, why: str) -> None:
-        """Stop trying a pod for a while: the API refused its allocation."""
-        if decision.pod in self._numbers:
-            self._backoff.add(decision.pod, EVERYWHERE)
-            self._messages[decision.pod] = PlacementMessage(
-                False, INVALID, f"its devices cannot be written: {why}"
-            )
+            self.unbound.forget(key)
 
     @property
     def next_time(self) -> float | None:
-        """When the next backoff ends or the next stuck pod loses its devices."""
-        times = [self._backoff.next_time, *self._stuck.values()]
+        """When the next pass is due although nothing changes before."""
+        times = [self._backoff.next_time, self.unbound.next_time, self._message_schedule.next_time]
+        due = self._dispatcher.next_due
+        if due is not None:
+            times.append(self.clock() + due - self._cache.now())
         return min((time for time in times if time is not None), default=None)
 
     @property
     def waiting(self) -> int:
         """The number of pods in the queue."""
-        return len(self._queue)
+        return len(self._queue) + len(self._parked)
 
     # Scheduling
 
     def schedule(self) -> list[Decision]:
-        """Choose devices for the pods that can be placed, in order of priority and age."""
-        # 1. Snapshot: if nothing has changed since the last cycle, no pod can be placed.
-        expired = self._backoff.expire()
-        snapshot = self._cache.freed, self._node_resources.version
-        if snapshot == self._snapshot and not self._queue_changed and not expired:
-            return []
-        if snapshot != self._snapshot:
-            self._refused.clear()
-        if expired:
-            self._unfit.clear()
-        self._snapshot, self._queue_changed = snapshot, False
-        # 2. Nominate: the queue offers pods in order, and `_place` tries each of them.
+        """Choose devices for the pods that can be placed, in fair order."""
         began = time.perf_counter()
-        decisions = [decision for _, decision in self._queue.serve(self._place)]
+        for key in self._backoff.expire():
+            if key in self._numbers and key not in self._writing:
+                self._update_entry(key)
+        # 1. Snapshot: if nothing has changed since the last cycle, no pod can be placed.
+        snapshot = self._cache.freed, self._node_resources.version
+        if snapshot != self._snapshot:
+            self._snapshot = snapshot
+            self._enter_again()
+            self._dispatcher.room_appeared()
+            self._queue_changed = True
+        now = self._cache.now()
+        self._decisions = []
+        if self._queue_changed:
+            # 2. Nominate: the queue offers pods in fair order, and steps 3 to 5 try each of them.
+            self._serve(now)
+            self._reserve_windows(now)
+        elif (due := self._dispatcher.next_due) is not None and now >= due:
+            self._reserve_windows(now)
         self._stats.deciding_seconds += time.perf_counter() - began
-        self._stats.decided += len(decisions)
+        self._stats.decided += len(self._decisions)
+        self._stats.lines = self._queue.line_count
+        self._stats.reservations = len(self.reservations)
         # 6. Show which pods wait, and why.
-        for decision in decisions:
+        for decision in self._decisions:
             self._view.hide(decision.pod)
+        self._write_messages(now)
         for key, message in self._messages.items():
             self._view.show(self._waiting[self._numbers[key]], message)
-        return decisions
+        return self._decisions
+
+    def _reserve_windows(self, now: Seconds) -> None:
+        while self._dispatcher.grant(now):
+            self._schedule_messages()
+        self._queue_changed = False  # less room does not help any pod
+
+    def _serve(self, now: Seconds) -> None:
+        """Place what can be placed."""
+        while self._queue_changed:  # a pod that turned out not to be ready held up its line
+            self._queue_changed = False
+            self._dispatcher.serve(now)
+        for number in sorted(self._pinned):
+            if self._least_excess(self._queue.ticket(number)) is None:
+                self._give_up_rest(self._waiting[number])
+        self._schedule_messages()
+
+    def _enter_again(self) -> None:
+        """Renew tickets after namespaces were replaced or GPU models added."""
+        state = self._cache.state
+        known = state.tenants_by_name
+        same = all(name in known and known[name].ref.id == i for name, i in self._tenants.items())
+        if same and len(state.geometries) == self._models:
+            return
+        self._models = len(state.geometries)
+        self._tenants.clear()
+        for key, number in self._numbers.items():
+            if key not in self._writing:
+                self._enter(number)
+
+    def _schedule_messages(self) -> None:
+        self._message_schedule.start(len(self._queue) > self._queue.line_count)
+
+    def _write_messages(self, now: Seconds) -> None:
+        """Write why pods wait: for new ones, the first of each line, and the others in turn."""
+        reasons = WaitingReasons(self._dispatcher, self._placer, now)
+        for number in self._message_schedule.due(
+            self._first_ones, (one.number for one in self._queue)
+        ):
+            pending_pod = self._waiting.get(number)
+            if pending_pod is None or pending_pod.key in self._writing:
+                continue
+            message: PlacementMessage | None = None
+            if number in self._queue:
+                ticket = self._queue.ticket(number)
+                said = unschedulable(pending_pod.pod)
+                message = reasons.of(ticket, self._least_excess(ticket), said)
+            else:
+                message = not_ready(pending_pod, self._cache.records, self._quarantine)
+            if message is not None:
+                self._messages[pending_pod.key] = message
+
+    def _first_ones(self) -> Iterator[int]:
+        return (line.head for line in self._queue.each_line() if line.head is not None)
 
     def finished(self, decision: Decision) -> None:
         """Note that the write of a decision has returned, with any outcome."""
@@ -307,63 +337,51 @@ class Cycle:
                 self._cache.records.conclude(record)
         self.requeue(decision.pod)
 
-    def _place(self, ticket: Ticket) -> Decision | Rejection:
+    # Callbacks of the dispatcher
+
+    def over_quota(self, ticket: Ticket) -> Rejection | None:
+        """Why a namespace may not have what a pod asks for, wherever it is placed."""
+        if not self._may_be_tried(self._waiting[ticket.number]):
+            self._enter(ticket.number)  # parks it
+            self._queue_changed = True
+            return Rejection(ticket.request, Reason.QUOTA, "it is not ready")
+        return self._least_excess(ticket)
+
+    def _least_excess(self, ticket: Ticket) -> Rejection | None:
+        request = ticket.request
+        assert isinstance(request, PodRequest)
+        namespace = self._waiting[ticket.number].pod.metadata.namespace
+        return self._quota.least_excess(namespace, request)
+
+    def accept(self, ticket: Ticket, instances: tuple[Instance, ...]) -> Rejection | None:
+        """Give the devices to the pod; or refuse them, because they exceed the quota."""
+        # 4. Check the quota of the namespace.
         pending_pod = self._waiting[ticket.number]
-        key = pending_pod.key
-        records = (self._cache.records.get(one.metadata.uid) for one, _ in pending_pod.claims)
-        if any(one is not None and one.state is not ClaimState.PENDING for one in records):
-            # The change that ends this state requeues the pods of the claim.
-            return _skip("a write to one of its claims has not been seen yet")
-        if pending_pod.problem:
-            return self._refuse(key, INVALID, pending_pod.problem, _skip(pending_pod.problem))
-        if self._backoff.holds(key, EVERYWHERE):
-            return _skip("the API refused its allocation")
-        requests = tuple(pending_pod.requests)
-        refused = self._refused.get(requests)
-        if refused is None:
-            tried = self._snapshot, requests, pending_pod.pinned, pending_pod.pod.spec
-            known = self._unfit.get(key)
-            if known is not None and known[0] == tried:
-                return known[1]
-            # 3. Filter and score: the first node, in the order of the policy, that fits the pod.
-            placed = self._cache.offers.place(requests, lambda node: self._fits(pending_pod, node))
-            if isinstance(placed, tuple):
-                # 4. Check the quota of the namespace.
-                over = self._over_quota(pending_pod, placed)
-                if over is None:
-                    # 5. Assume: the devices count as allocated until the write returns.
-                    return self._assume(pending_pod, placed)
-                for instance in reversed(placed):
-                    self._cache.state.cluster.undo_place(instance)
-                return self._refuse(key, WORDS[Reason.QUOTA], over, _skip(over))
-            if isinstance(placed, Unfit):
-                text = self._why_unfit(pending_pod, placed)
-                rejection = _skip(text)
-                self._unfit[key] = tried, rejection
-                self._give_up_rest(pending_pod)
-                return self._refuse(key, NO_NODE, text, rejection)
-            refused = self._refused[requests] = placed
-        self._give_up_rest(pending_pod)
-        if refused.reason is Reason.UNKNOWN_PROFILE:  # it must not block the queue
-            return self._refuse(key, WORDS[refused.reason], refused.detail, _skip(refused.detail))
-        return self._refuse(key, WORDS[refused.reason], refused.detail, refused)
+        parts = self._cache.state.parts(instances)
+        over = self._quota.excess(pending_pod.pod.metadata.namespace, ticket.request, parts)
+        if over is not None:
+            return over
+        # 5. Assume: the devices count as allocated until the write returns.
+        self._pinned.discard(ticket.number)
+        self._decisions.append(self._assume(pending_pod, instances))
+        for instance in instances:
+            geometry = self._cache.state.cluster.node_of(instance.gpu).geometry
+            self._queue.placed(geometry, self._since[ticket.number])
+        for claim, _ in pending_pod.claims:
+            for user in self._pending.users(claim.metadata.key):
+                number = self._numbers.get(user)
+                if number is not None and number != ticket.number and user not in self._writing:
+                    self._enter(number)  # parks it: one of its claims is being written
+        return None
 
-    def _fits(self, pending_pod: PendingPod, node: str) -> bool:
-        home = home_of(node)
-        found = self._node_resources.nodes.get(home)
-        return (
-            found is not None
-            and not self._backoff.holds(pending_pod.key, home)
-            and all(matches(selector, found) for selector in pending_pod.pinned)
-            and self._node_resources.misfit(pending_pod.pod, home) is None
-        )
+    def reserve(self, line: LineKey, windows: tuple[Window, ...]) -> None:
+        """Set the reserved windows of a line."""
+        self.reservations.set(line, windows)
+        self._queue_changed = True
 
-    def _over_quota(self, pending_pod: PendingPod, instances: tuple[Instance, ...]) -> str | None:
-        tenant = self._cache.tenant(pending_pod.pod.metadata.namespace)
-        if not has_limits(tenant):
-            return None
-        text = excess(tenant, self._cache.state.parts(instances))
-        return None if text is None else text.replace("tenant", "namespace", 1)
+    def ends(self, instance: Instance) -> Seconds | None:
+        """When an instance ends; None if that is unknown."""
+        return self._lifetimes.of(instance)
 
     def _assume(self, pending_pod: PendingPod, instances: tuple[Instance, ...]) -> Decision:
         node = home_of(self._cache.state.cluster.node_of(instances[0].gpu).name)
@@ -380,33 +398,14 @@ class Cycle:
             key,
             node,
             tuple(grants),
-            self._conflicts.expected(self.clock()),
+            self._conflicts.expected(self.clock(), node),
             dict(self._pending.classes),
         )
         self._writing[key] = decision
-        self._scheduler_said[key] = unschedulable(pod)
-        self._node_resources.assume(pod, node)
+        self.unbound.given(key, pod, node)
         names = ", ".join(device.device for grant in grants for device in grant.devices)
         self._messages[key] = PlacementMessage(True, PLACED, f"given {names} of node {node}")
         return decision
-
-    def _refuse(self, key: str, reason: str, text: str, rejection: Rejection) -> Rejection:
-        self._messages[key] = PlacementMessage(False, reason, text)
-        return rejection
-
-    def _why_unfit(self, pending_pod: PendingPod, unfit: Unfit) -> str:
-        count = len(unfit.nodes)
-        first = home_of(unfit.nodes[0])
-        why = self._node_resources.misfit(pending_pod.pod, first)
-        if why is None:
-            said = unschedulable(pending_pod.pod)
-            why = (
-                "did not take the pod when it was tried" + (f" ({said})" if said else "")
-                if self._backoff.holds(pending_pod.key, first)
-                else "is not where the pod's other claims are"
-            )
-        nodes = "1 node has" if count == 1 else f"{count} nodes have"
-        return f"{nodes} room on its GPUs, but none can run the pod: {first} {why}"
 
     def _give_up_rest(self, pending_pod: PendingPod) -> None:
         """Give up the devices of a pod that cannot get the rest of them on the same node."""
@@ -426,20 +425,11 @@ class Cycle:
         given_up, self._given_up = self._given_up, {}
         return list(given_up.values())
 
+    def report_again(self) -> None:
+        """Note that a message could not be reported yet, because another was a moment ago."""
+        self._message_schedule.repeat(UPDATE_SECONDS)
+
     def take_messages(self) -> list[tuple[str, PlacementMessage]]:
         """The messages to pods since the last call."""
         messages, self._messages = self._messages, {}
         return list(messages.items())
-
-
-def unschedulable(pod: Pod) -> str:
-    """The message of kube-scheduler on a pod that it cannot bind; empty if there is none."""
-    for condition in pod.status.conditions:
-        if condition.type == "PodScheduled" and condition.reason == "Unschedulable":
-            return condition.message
-    return ""
-
-
-def _skip(text: str) -> Rejection:
-    """A rejection that concerns one pod and does not block the queue."""
-    return Rejection(_NO_REQUEST, Reason.QUOTA, text)

@@ -7,14 +7,23 @@ methods run in the controller's thread.
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from slicewise.core.errors import SlicewiseError
-from slicewise.journal.entries import QuotaRecord, TenantRef
 from slicewise.kubernetes.allocation_writer import AllocationWriter
-from slicewise.kubernetes.api import DeviceClass, Namespace, Node, Pod, ResourceClaim
+from slicewise.kubernetes.api import (
+    DeviceClass,
+    DeviceTaintRule,
+    KubeletEvent,
+    Namespace,
+    Node,
+    PersistentVolume,
+    PersistentVolumeClaim,
+    Pod,
+    ResourceClaim,
+    StorageClass,
+)
 from slicewise.kubernetes.cache import ClusterCache
 from slicewise.kubernetes.claim_client import FINALIZER
 from slicewise.kubernetes.claim_states import ClaimState
@@ -25,11 +34,16 @@ from slicewise.kubernetes.event_recorder import EventRecorder
 from slicewise.kubernetes.informer import (
     CLAIMS,
     CLASSES,
+    EVENTS,
     KINDS,
     NAMESPACES,
     NODES,
     PODS,
     SLICES,
+    STORAGE,
+    TAINT_RULES,
+    VOLUME_CLAIMS,
+    VOLUMES,
     Changed,
     Deleted,
     Kind,
@@ -37,16 +51,13 @@ from slicewise.kubernetes.informer import (
     WatchError,
     WatchNotification,
 )
+from slicewise.kubernetes.namespace_annotations import Unreadable
+from slicewise.kubernetes.namespaces import Namespaces
 from slicewise.kubernetes.node_resources import NodeResources
 from slicewise.kubernetes.pending_claims import PendingClaims
+from slicewise.kubernetes.prepare_failures import PrepareFailures, PrepareMessage
 from slicewise.kubernetes.stats import Stats
-
-QUOTA = {
-    "slicewise.dev/memory-slices": "memory_slices",
-    "slicewise.dev/compute-slices": "compute_slices",
-    "slicewise.dev/instances": "instances",
-}
-"""The annotations of a namespace that set its quota."""
+from slicewise.kubernetes.volumes import Volumes
 
 log = logging.getLogger("slicewise.kubernetes")
 
@@ -65,22 +76,28 @@ class EventHandlers:
         recorder: EventRecorder,
         stats: Stats,
         deciding: Callable[[], bool],
+        unreadable_quota: Unreadable = "last",
     ) -> None:
         """``deciding`` tells whether this replica allocates devices now."""
         self._cache = cache
         self._pending = pending
         self._node_resources = node_resources
+        self._volumes = node_resources.volumes or Volumes()
         self._conflicts = conflicts
         self._cycle = cycle
         self._writer = writer
         self._recorder = recorder
         self._stats = stats
         self._deciding = deciding
+        self._namespaces = Namespaces(cache, recorder, stats, unreadable_quota)
+        self.prepare_failures = PrepareFailures(
+            pending, cache.cool_down, stats, self._report_prepare
+        )
         self.watch_errors: dict[str, str] = {}
         """By kind of object: why its watch fails."""
         self.problem = ""
         """Why the cache may be out of date; empty if everything is listed and watched."""
-        self._unlisted = {kind.name for kind in KINDS}
+        self._unlisted = {kind.name for kind in KINDS if kind.essential}
         self._listing: dict[str, set[str]] = {}
         """By kind that is being listed: the keys on the pages so far."""
         self._slices = SliceCache()
@@ -99,7 +116,9 @@ class EventHandlers:
                 self._changed(thing)
             case Deleted(kind, thing):
                 self._advance(kind, thing.metadata.resource_version)
-                if not (kind is CLAIMS and self._was_replaced(thing)):
+                if kind is PODS:
+                    self._pod_deleted(thing.metadata.key, thing)
+                elif not (kind is CLAIMS and self._was_replaced(thing)):
                     self._deleted(kind, thing.metadata.key)
             case Listed():
                 self._listed(notification)
@@ -134,9 +153,22 @@ class EventHandlers:
             for claim in self._pending.claims.values():
                 self._track_rival(claim)
 
+    @property
+    def degraded(self) -> str:
+        """What is not known although everything essential is; empty if nothing is missing."""
+        texts = [
+            f"{kind.name} are not known: {text}"
+            for kind in KINDS
+            if not kind.essential and (text := self.watch_errors.get(kind.name))
+        ]
+        return "; ".join(texts)
+
     def _update_problem(self) -> None:
-        if self.watch_errors:
-            self.problem = next(iter(self.watch_errors.values()))
+        failing = [
+            text for kind in KINDS if kind.essential and (text := self.watch_errors.get(kind.name))
+        ]
+        if failing:
+            self.problem = failing[0]
         else:
             unlisted = ", ".join(sorted(self._unlisted))
             self.problem = f"still reading {unlisted}" if unlisted else ""
@@ -187,6 +219,12 @@ class EventHandlers:
                 return set(self._node_resources.nodes)
             case CLAIMS.name:
                 return set(self._pending.claims)
+            case VOLUMES.name | VOLUME_CLAIMS.name | STORAGE.name:
+                return set(self._volumes_of(kind))
+            case TAINT_RULES.name:
+                return set(self._cache.pools.rules)
+            case EVENTS.name:
+                return set()  # what an event said stays true when the API has deleted it
         return set(self._node_resources.pods) | set(self._pending.pods)
 
     def _changed(self, thing: Any) -> None:
@@ -197,15 +235,21 @@ class EventHandlers:
                 self._pending.classes[thing.metadata.name] = thing
                 self._classes_changed()
             case Namespace():
-                namespace = TenantRef(thing.metadata.uid, thing.metadata.name)
-                self._cache.set_tenant(namespace, quota_of(thing))
+                self._namespaces.changed(thing)
             case Node():
                 self._node_resources.node_changed(thing)
+                self._cache.cool_down.node_changed(thing)
                 self._cache.pools.set_open(thing.metadata.name, not thing.spec.unschedulable)
             case ResourceClaim():
                 self._claim_changed(thing)
             case Pod():
                 self._pod_changed(thing)
+            case PersistentVolume() | PersistentVolumeClaim() | StorageClass():
+                self._requeue(self._volumes.put(thing))
+            case DeviceTaintRule():
+                self._cache.pools.set_rule(thing)
+            case KubeletEvent():
+                self.prepare_failures.event(thing)
 
     def _deleted(self, kind: Kind, key: str) -> None:
         match kind.name:
@@ -215,14 +259,32 @@ class EventHandlers:
                 self._pending.classes.pop(key, None)
                 self._classes_changed()
             case NAMESPACES.name:
-                self._cache.drop_tenant(key)
+                self._namespaces.deleted(key)
             case NODES.name:
                 self._node_resources.node_deleted(key)
+                self._cache.cool_down.node_deleted(key)
                 self._cache.pools.set_open(key, False)
             case CLAIMS.name:
                 self._claim_deleted(key)
+            case VOLUMES.name | VOLUME_CLAIMS.name | STORAGE.name:
+                self._requeue(self._volumes.drop(self._volumes_of(kind), key))
+            case TAINT_RULES.name:
+                self._cache.pools.drop_rule(key)
             case PODS.name:
                 self._pod_deleted(key)
+
+    def _volumes_of(self, kind: Kind) -> dict[str, Any]:
+        volumes = self._volumes
+        known: dict[str, dict[str, Any]] = {
+            VOLUMES.name: volumes.volumes,
+            VOLUME_CLAIMS.name: volumes.claims,
+            STORAGE.name: volumes.classes,
+        }
+        return known[kind.name]
+
+    def _requeue(self, pods: Iterable[str]) -> None:
+        for pod in pods:
+            self._cycle.requeue(pod)
 
     def _classes_changed(self) -> None:
         names = (one.spec.extended_resource_name for one in self._pending.classes.values())
@@ -280,7 +342,7 @@ class EventHandlers:
             and self._cache.records[claim.metadata.uid].state is not ClaimState.REVOKING
         ):
             # kube-scheduler deallocated it: the pod does not fit that node.
-            self._cycle.back_off(before)
+            self._cycle.unbound.back_off(before)
 
     def _reconcile(self, claim: ResourceClaim) -> None:
         """Continue with an allocation of ours, now or as soon as this replica decides."""
@@ -312,8 +374,14 @@ class EventHandlers:
         if before is not None and before.metadata.uid != pod.metadata.uid:
             self._pod_deleted(key)
         self._node_resources.pod_changed(pod)
+        if pod.spec.resource_claims:
+            self._cache.cool_down.pod_changed(pod)
+        if pod.spec.resource_claims and pod.spec.volumes:
+            volumes = self._volumes
+            (volumes.leave if pod.over or pod.spec.node_name else volumes.use)(pod)
         self._pending.set_pod(pod)
         self._track_nomination(pod)
+        self.prepare_failures.pod_changed(pod)
         if pod.over:
             self._cycle.remove(key)
             self._recorder.forget(key)  # a new pod of the same name gets its own messages
@@ -323,6 +391,10 @@ class EventHandlers:
         unrecorded = self._pending.unrecorded_claims(pod)
         if unrecorded and self._deciding():
             self._writer.record_claims(pod, unrecorded)
+
+    def _report_prepare(self, pod: Pod, message: PrepareMessage) -> None:
+        if self._deciding():
+            self._recorder.report_prepare(pod, message)
 
     def _track_nomination(self, pod: Pod) -> None:
         """Track for which rivals kube-scheduler is writing an allocation."""
@@ -339,9 +411,15 @@ class EventHandlers:
             ):
                 (tracked.add if rival and holds else tracked.discard)(uid)
 
-    def _pod_deleted(self, key: str) -> None:
+    def _pod_deleted(self, key: str, last: Pod | None = None) -> None:
+        """Handle the deletion of a pod; ``last`` is its last version, if the watch delivered it."""
         self._node_resources.pod_deleted(key)
         pod = self._pending.drop_pod(key)
+        known = last or pod
+        if known is not None and known.spec.resource_claims:
+            self._volumes.leave(known)
+            self.prepare_failures.pod_deleted(known.metadata.uid)
+            self._cache.cool_down.pod_deleted(known, last is not None)
         self._cycle.remove(key)
         self._recorder.forget(key)
         if pod is not None:
@@ -354,19 +432,6 @@ class EventHandlers:
                 self._reconcile(claim)
             for user in self._pending.users(claim.metadata.key):
                 self._cycle.requeue(user)
-
-
-_NUMBER = re.compile("[0-9]{1,9}")
-
-
-def quota_of(namespace: Namespace) -> QuotaRecord:
-    """The quota in the annotations of a namespace; values that are not numbers are ignored."""
-    limits: dict[str, int] = {}
-    for annotation, name in QUOTA.items():
-        text = namespace.metadata.annotations.get(annotation, "")
-        if _NUMBER.fullmatch(text):
-            limits[name] = int(text)
-    return QuotaRecord(**limits)
 
 
 def _newer(claim: ResourceClaim, version: str) -> bool:

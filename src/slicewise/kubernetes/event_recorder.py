@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,10 +13,13 @@ from dataclasses import dataclass
 from slicewise.core.errors import SlicewiseError
 from slicewise.core.request import Reason
 from slicewise.kubernetes.api import Pod
-from slicewise.kubernetes.api.common import now_precise, now_text
+from slicewise.kubernetes.api.common import now_text
 from slicewise.kubernetes.api_client import STRATEGIC, ApiClient, ConflictError, NotFoundError
 from slicewise.kubernetes.cache import ClusterCache
+from slicewise.kubernetes.event_series import EventSeries, Regarding
 from slicewise.kubernetes.pending_claims import PendingPod
+from slicewise.kubernetes.prepare_failures import CONDITION as PREPARE_CONDITION
+from slicewise.kubernetes.prepare_failures import FAILED, PREPARED, PrepareMessage
 from slicewise.kubernetes.stats import Stats
 
 CONDITION = "slicewise.dev/Placed"
@@ -26,14 +29,20 @@ log = logging.getLogger("slicewise.kubernetes")
 WORDS = {
     Reason.CAPACITY: "Capacity",
     Reason.FRAGMENTED: "Fragmented",
+    Reason.RESERVED: "Reserved",
+    Reason.OWN_RESERVATION: "OwnReservation",
     Reason.QUOTA: "Quota",
     Reason.UNKNOWN_PROFILE: "UnknownProfile",
 }
 """The reason in the condition of a waiting pod."""
-NO_NODE, INVALID, PLACED = "NoNode", "Invalid", "Placed"
+NO_NODE, PLACED = "NoNode", "Placed"
+INVALID, QUARANTINED, COOLING = "Invalid", "Quarantined", "CoolingDown"
 
+UNREADABLE = "AnnotationUnreadable"
 UPDATE_SECONDS = 30.0
 """The shortest time between two messages with the same reason and different text."""
+_AT_ONCE = 3
+"""The most messages with different reasons in that time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +51,18 @@ class PlacementMessage:
 
     placed: bool
     reason: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """A condition of a pod, and an event with the same text."""
+
+    condition: str
+    positive: bool
+    reason: str
+    event: str
+    action: str
     text: str
 
 
@@ -56,33 +77,77 @@ class EventRecorder:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._api = api
-        self._instance = instance
         self._stats = stats
         self._clock = clock
-        self._last: dict[str, tuple[PlacementMessage, float]] = {}
-        """By waiting pod: the last message and its time."""
-        self._due: dict[str, tuple[Pod, PlacementMessage]] = {}
-        """By pod: the message to write next; a newer one replaces it."""
-        self._writing: set[str] = set()
-        """The pods with a message that is being written or queued in a thread."""
+        self._events = EventSeries(api, instance, lambda: self._clock())
+        self._last: dict[str, PlacementMessage] = {}
+        """By waiting pod: the last message."""
+        self._times: dict[str, deque[float]] = {}
+        """By pod: when its last messages were written."""
+        self._due: dict[tuple[str, str], tuple[Pod, _Message]] = {}
+        """By pod and condition: the message to write next; a newer one replaces it."""
+        self._writing: set[tuple[str, str]] = set()
+        """The pods and conditions with a message that is being written or queued in a thread."""
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(2, "recorder")
 
-    def report(self, pod: Pod, message: PlacementMessage) -> None:
-        """Report a message unless it is known; a pod that never waited gets none."""
+    def report(self, pod: Pod, message: PlacementMessage) -> bool:
+        """Report a message unless it is known; a pod that never waited gets none.
+
+        Returns False if it must be reported again later: others were written too shortly ago.
+        """
         key = pod.metadata.key
         last = self._last.get(key)
         if message.placed:
             if last is None:
-                return
+                return True
             del self._last[key]
+        elif message == last:
+            return True
+        elif not self._may_write(key, last is not None and message.reason == last.reason):
+            return False
         else:
-            if last is not None and (
-                message == last[0]
-                or (message.reason == last[0].reason and self._clock() < last[1] + UPDATE_SECONDS)
-            ):
-                return
-            self._last[key] = message, self._clock()
+            self._last[key] = message
+        reason = message.reason
+        event = reason if message.placed else f"Waiting{reason}"
+        self._write_later(
+            pod, _Message(CONDITION, message.placed, reason, event, "Placing", message.text)
+        )
+        return True
+
+    def _may_write(self, key: str, same: bool) -> bool:
+        """Whether a pod may get a message now: a few at once, if they have different reasons."""
+        times, now = self._times.setdefault(key, deque(maxlen=_AT_ONCE)), self._clock()
+        recent = [time for time in times if now < time + UPDATE_SECONDS]
+        if len(recent) >= (1 if same else _AT_ONCE):
+            return False
+        times.append(now)
+        return True
+
+    def report_prepare(self, pod: Pod, message: PrepareMessage) -> None:
+        """Report whether the driver could prepare the devices of a pod."""
+        reason = PREPARED if message.prepared else FAILED
+        self._write_later(
+            pod,
+            _Message(
+                PREPARE_CONDITION, message.prepared, reason, reason, "Preparing", message.text
+            ),
+        )
+
+    def report_event(self, about: Regarding, reason: str, action: str, text: str) -> None:
+        """Report a warning about an object other than a pod."""
+
+        def write() -> None:
+            try:
+                self._events.record(about, True, reason, action, text)
+            except SlicewiseError as error:
+                self._stats.messages_lost += 1
+                log.info("cannot report about %s %s: %s", about.kind, about.name, error)
+
+        self._threads.submit(write)
+
+    def _write_later(self, pod: Pod, message: _Message) -> None:
+        key = pod.metadata.key, message.condition
         with self._lock:
             self._due[key] = pod, message
             if key in self._writing:
@@ -93,6 +158,7 @@ class EventRecorder:
     def forget(self, pod: str) -> None:
         """Drop what is known of a pod that was deleted or has ended."""
         self._last.pop(pod, None)
+        self._times.pop(pod, None)
 
     def stop(self) -> None:
         """Write no more messages."""
@@ -100,7 +166,7 @@ class EventRecorder:
             self._due.clear()
         self._threads.shutdown(cancel_futures=True)
 
-    def _write_all(self, key: str) -> None:
+    def _write_all(self, key: tuple[str, str]) -> None:
         """Write the messages to a pod in order: the newest must be the last."""
         while True:
             with self._lock:
@@ -110,20 +176,20 @@ class EventRecorder:
                 pod, message = self._due.pop(key)
             self._try(pod, message)
 
-    def _try(self, pod: Pod, message: PlacementMessage) -> None:
+    def _try(self, pod: Pod, message: _Message) -> None:
         try:
             self._write(pod, message)
         except SlicewiseError as error:
             self._stats.messages_lost += 1
-            log.info("cannot report to pod %s why it waits: %s", pod.metadata.key, error)
+            log.info("cannot report to pod %s: %s", pod.metadata.key, error)
 
-    def _write(self, pod: Pod, message: PlacementMessage) -> None:
-        """Set the condition of a pod and create an event with the same text."""
+    def _write(self, pod: Pod, message: _Message) -> None:
+        """Set the condition of a pod, and record an event with the same text."""
         meta = pod.metadata
         path = f"/api/v1/namespaces/{meta.namespace}/pods/{meta.name}/status"
         condition = {
-            "type": CONDITION,
-            "status": "True" if message.placed else "False",
+            "type": message.condition,
+            "status": "True" if message.positive else "False",
             "reason": message.reason,
             "message": message.text,
             "lastTransitionTime": now_text(),
@@ -133,30 +199,10 @@ class EventRecorder:
             self._api.write("PATCH", path, body, STRATEGIC)
         except (ConflictError, NotFoundError):
             return  # the pod was deleted, or replaced by another of the same name
-        body = {
-            "apiVersion": "events.k8s.io/v1",
-            "kind": "Event",
-            "metadata": {
-                "name": f"{meta.name[:200]}.{secrets.token_hex(8)}",
-                "namespace": meta.namespace,
-            },
-            "eventTime": now_precise(),
-            "type": "Normal" if message.placed else "Warning",
-            "reason": message.reason if message.placed else f"Waiting{message.reason}",
-            "action": "Placing",
-            "note": message.text[:1000],
-            "regarding": {
-                "apiVersion": "v1",
-                "kind": "Pod",
-                "name": meta.name,
-                "namespace": meta.namespace,
-                "uid": meta.uid,
-            },
-            "reportingController": "slicewise.dev/controller",
-            "reportingInstance": self._instance,
-        }
-        path = f"/apis/events.k8s.io/v1/namespaces/{meta.namespace}/events"
-        self._api.write("POST", path, body)
+        about = Regarding("Pod", meta.name, meta.uid, meta.namespace)
+        self._events.record(
+            about, not message.positive, message.event, message.action, message.text
+        )
 
 
 class PendingView:

@@ -15,12 +15,31 @@ from typing import Any, NamedTuple
 import msgspec
 
 from slicewise.core.errors import SlicewiseError
-from slicewise.kubernetes.api import DeviceClass, Meta, Namespace, Node, Pod, ResourceClaim
-from slicewise.kubernetes.api_client import ApiClient, ApiUnreachableError, ExpiredError
+from slicewise.kubernetes.api import (
+    DeviceClass,
+    DeviceTaintRule,
+    KubeletEvent,
+    Meta,
+    Namespace,
+    Node,
+    PersistentVolume,
+    PersistentVolumeClaim,
+    Pod,
+    ResourceClaim,
+    StorageClass,
+)
+from slicewise.kubernetes.api_client import (
+    ApiClient,
+    ApiUnreachableError,
+    ExpiredError,
+    NotFoundError,
+)
 from slicewise.kubernetes.devices.pool_reading import read_slice
 
 WATCH_SECONDS = 290
 _FIRST_WAIT, _LONGEST_WAIT = 0.2, 10.0
+_ABSENT_SECONDS = 300.0
+"""How long it is assumed that the cluster does not serve an optional kind."""
 
 RESOURCE = "/apis/resource.k8s.io/v1"
 
@@ -31,6 +50,12 @@ class Kind(NamedTuple):
     name: str
     path: str
     read: Callable[[bytes | msgspec.Raw], Any]
+    fields: str = ""
+    """A selector: only these objects are listed and watched."""
+    essential: bool = True
+    """Whether nothing is decided while the watch of these objects fails."""
+    optional: bool = False
+    """Whether some clusters do not serve this kind."""
 
 
 def _as(kind: type[Any]) -> Callable[[bytes | msgspec.Raw], Any]:
@@ -43,7 +68,38 @@ CLASSES = Kind("DeviceClasses", f"{RESOURCE}/deviceclasses", _as(DeviceClass))
 NODES = Kind("Nodes", "/api/v1/nodes", _as(Node))
 PODS = Kind("Pods", "/api/v1/pods", _as(Pod))
 NAMESPACES = Kind("Namespaces", "/api/v1/namespaces", _as(Namespace))
-KINDS = (SLICES, CLASSES, NAMESPACES, NODES, CLAIMS, PODS)
+VOLUMES = Kind("PersistentVolumes", "/api/v1/persistentvolumes", _as(PersistentVolume))
+VOLUME_CLAIMS = Kind(
+    "PersistentVolumeClaims", "/api/v1/persistentvolumeclaims", _as(PersistentVolumeClaim)
+)
+STORAGE = Kind("StorageClasses", "/apis/storage.k8s.io/v1/storageclasses", _as(StorageClass))
+EVENTS = Kind(
+    "Events",
+    "/api/v1/events",
+    _as(KubeletEvent),
+    "reason=FailedPrepareDynamicResources",
+    essential=False,
+)
+TAINT_RULES = Kind(
+    "DeviceTaintRules",
+    "/apis/resource.k8s.io/v1beta2/devicetaintrules",
+    _as(DeviceTaintRule),
+    essential=False,
+    optional=True,
+)
+KINDS = (
+    SLICES,
+    CLASSES,
+    NAMESPACES,
+    NODES,
+    STORAGE,
+    VOLUMES,
+    VOLUME_CLAIMS,
+    TAINT_RULES,
+    CLAIMS,
+    PODS,
+    EVENTS,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +185,13 @@ class Watch:
                 if self._relisted:  # the list just read has expired already
                     self._pause(error)
                 self._relisted = True
+            except NotFoundError as error:
+                self._version = None
+                if self._kind.optional:
+                    self._notify(Listed(self._kind, [], True, True))
+                    self._stop.wait(_ABSENT_SECONDS)
+                else:
+                    self._pause(error)
             except Exception as error:  # the thread must not end: no other part would notice
                 self._pause(error)
                 if not isinstance(error, ApiUnreachableError):
@@ -143,7 +206,7 @@ class Watch:
     def _list(self) -> str:
         first = True
         version = ""
-        for page in self._api.pages(self._kind.path, msgspec.Raw):
+        for page in self._api.pages(self._kind.path, msgspec.Raw, self._kind.fields):
             version = page.metadata.resource_version
             last = not page.metadata.continue_
             objects = list(map(self._read, page.items))
@@ -153,7 +216,8 @@ class Watch:
 
     def _follow(self, version: str) -> None:
         """Report events until the connection ends."""
-        with self._api.watch(self._kind.path, version, WATCH_SECONDS) as events:
+        kind = self._kind
+        with self._api.watch(kind.path, version, WATCH_SECONDS, kind.fields) as events:
             self._report_error("")
             self._wait = _FIRST_WAIT
             for event in events:

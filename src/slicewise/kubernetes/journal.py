@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from slicewise.control.answers import RefusedError
-from slicewise.control.ports import FencedError, Kept, Key, Leader, Span, StoreError
+from slicewise.control.ports import FencedError, IdempotencyKey, Kept, Leader, Span, StoreError
 from slicewise.control.snapshot import Snapshot, snapshot_of
 from slicewise.control.state import State
 from slicewise.journal.entries import Row, Seconds, index_keys
@@ -146,12 +146,15 @@ class ControllerJournal:
         """Do nothing."""
 
     def append(
-        self, epoch: int, rows: Sequence[Row], answers: Iterable[tuple[Key, Kept, Seconds]]
+        self,
+        epoch: int,
+        rows: Sequence[Row],
+        answers: Iterable[tuple[IdempotencyKey, Kept, Seconds]],
     ) -> None:
         """Refuse."""
         raise FencedError("the state is in the Kubernetes API: change it there")
 
-    def answers(self, keys: Sequence[Key]) -> dict[Key, Kept]:
+    def answers(self, keys: Sequence[IdempotencyKey]) -> dict[IdempotencyKey, Kept]:
         """Return nothing: no answers are stored."""
         return {}
 

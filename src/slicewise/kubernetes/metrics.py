@@ -23,10 +23,45 @@ class ControllerMetrics(Collector):
             ("slicewise_k8s_leading", "Whether this replica is the leader", controller.leads),
             (
                 "slicewise_k8s_ready",
-                "Whether everything is listed and watched",
+                "Whether everything is listed and watched, and a leader can allocate",
                 not controller.problem,
             ),
+            (
+                "slicewise_k8s_allocating",
+                "Whether this replica is the leader and can allocate",
+                controller.deciding and not controller.problem,
+            ),
             ("slicewise_k8s_pods_waiting", "Pods that wait for devices", controller.waiting),
+            (
+                "slicewise_k8s_lines",
+                "Lines of waiting pods: those of a namespace that ask for the same",
+                stats.lines,
+            ),
+            (
+                "slicewise_k8s_reservations",
+                "Windows reserved for waiting pods",
+                stats.reservations,
+            ),
+            (
+                "slicewise_k8s_claims_quarantined",
+                "Claims that are not allocated, because the API refuses to change them",
+                stats.quarantined,
+            ),
+            (
+                "slicewise_k8s_claims_cooling",
+                "Claims with freed slices that cool down, because their pod vanished",
+                stats.cooling,
+            ),
+            (
+                "slicewise_k8s_prepares_failing",
+                "Bound pods whose devices the driver cannot prepare",
+                stats.prepares_failing,
+            ),
+            (
+                "slicewise_k8s_namespaces_unreadable",
+                "Namespaces with an annotation that cannot be read",
+                stats.unreadable,
+            ),
             ("slicewise_k8s_watches_down", "Watches that fail", controller.watches_down),
         ):
             yield GaugeMetricFamily(name, text, value=float(value))
@@ -48,6 +83,11 @@ class ControllerMetrics(Collector):
                 "slicewise_k8s_conflicts",
                 "Allocations given up to claims of other classes",
                 stats.conflicts,
+            ),
+            (
+                "slicewise_k8s_prepare_failures",
+                "Bound pods whose devices the driver could not prepare",
+                stats.prepare_failures,
             ),
             ("slicewise_k8s_elections", "Terms as the leader", stats.elections),
             ("slicewise_k8s_watch_failures", "Failures of watches", stats.watches),

@@ -2,28 +2,25 @@
 
 The rules are those of kube-scheduler's plugins NodeName, NodeUnschedulable, TaintToleration,
 NodeAffinity and NodeResourcesFit. As there, amounts are integers: CPUs in thousandths, all else in
-units. Volumes, ports, spreading and pod affinity are left to kube-scheduler, which binds the pod.
+units. Ports, spreading and pod affinity are left to kube-scheduler, which binds the pod.
 """
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from slicewise.core.errors import SlicewiseError
 from slicewise.kubernetes.api import (
     Container,
     Node,
-    NodeSelector,
-    NodeTerm,
     Pod,
-    Requirement,
     Taint,
-    Toleration,
 )
 from slicewise.kubernetes.api.quantities import Amount, amount
+from slicewise.kubernetes.node_rules import excluded
+from slicewise.kubernetes.volumes import Volumes
 
 _CPU, _MEMORY, _PODS = "cpu", "memory", "pods"
 _BY_CLASS = "deviceclass.resource.kubernetes.io/"
@@ -31,9 +28,7 @@ _BY_CLASS = "deviceclass.resource.kubernetes.io/"
 _MAX_DEMANDS = 1 << 17
 _MAX_KINDS = 1 << 8
 """The number of combinations of tolerations, selector and affinity with cached verdicts."""
-_CORDONED = Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
 _EXCLUDING = ("NoSchedule", "NoExecute")
-_NUMBER = re.compile("-?[0-9]{1,18}")
 
 Amounts = dict[str, int]
 """Integer amounts by resource; CPU in thousandths."""
@@ -71,14 +66,15 @@ class _Usage:
 class NodeResources:
     """The nodes, and the resources that bound and assumed pods take of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, volumes: Volumes | None = None) -> None:
+        """``volumes`` are those of the cluster; without them, volumes are left to the scheduler."""
         self.nodes: dict[str, Node] = {}
+        self.volumes = volumes
         self.pods: dict[str, str] = {}
         """The uid of each known pod, by namespace and name."""
         self._devices: frozenset[str] = frozenset()
         """Extended resources that device classes provide."""
-        self.version = 0
-        """Grows with every change that may make a pod fit."""
+        self._version = 0
         self._supplies: dict[str, _Supply] = {}
         self._usage: dict[str, _Usage] = {}
         self._counted: dict[str, tuple[str, Amounts]] = {}
@@ -89,10 +85,15 @@ class NodeResources:
         self._verdicts: dict[object, dict[str, str | None]] = {}
         """By tolerations, node selector and affinity: the verdicts on nodes."""
 
+    @property
+    def version(self) -> int:
+        """Grows with every change that may make a pod fit."""
+        return self._version + (self.volumes.version if self.volumes else 0)
+
     def set_by_devices(self, resources: frozenset[str]) -> None:
         """Set the extended resources that device classes provide: nodes need not list them."""
         if not resources <= self._devices:
-            self.version += 1
+            self._version += 1
         self._devices = resources
 
     def node_changed(self, node: Node) -> None:
@@ -105,7 +106,7 @@ class NodeResources:
         before, old = self.nodes.get(name), self._supplies.get(name)
         self.nodes[name], self._supplies[name] = node, supply
         if before is None or old is None:
-            self.version += 1
+            self._version += 1
             return
         relabelled = before.metadata.labels != node.metadata.labels
         if relabelled or before.spec != node.spec:
@@ -116,7 +117,7 @@ class NodeResources:
             or not set(old.taints) <= set(supply.taints)
             or any(much > old.has.get(resource, 0) for resource, much in supply.has.items())
         ):
-            self.version += 1
+            self._version += 1
 
     def node_deleted(self, name: str) -> None:
         """Remove a node; pods may still be bound to it."""
@@ -153,47 +154,76 @@ class NodeResources:
             return  # it has ended or is bound
         self.pods.setdefault(pod.metadata.key, uid)
         self._assumed.add(uid)
+        if self.volumes and pod.spec.volumes and node_name in self.nodes:
+            self.volumes.assume(pod, self.nodes[node_name])
         self._count(uid, node_name, self._demand(pod).requests)
 
     def forget(self, uid: str) -> None:
         """Stop counting an assumed pod; bound pods stay counted."""
         if uid in self._assumed:
+            if self.volumes:
+                self.volumes.forget(uid)
             self._uncount(uid)
 
-    def misfit(self, pod: Pod, node_name: str) -> str | None:
-        """Why a pod cannot run on a node, as a predicate of the node's name; None if it can."""
+    def kind(self, pod: Pod) -> tuple[object, ...]:
+        """Equal for pods that fit the same nodes."""
+        demand, spec = self._demand(pod), pod.spec
+        amounts = tuple(sorted(demand.requests.items()))
+        selector = tuple(sorted(spec.node_selector.items()))
+        rules = spec.tolerations, selector, spec.affinity, amounts, demand.trouble
+        return (*rules, self.volumes.kind(pod)) if self.volumes and spec.volumes else rules
+
+    def misfit(
+        self, pod: Pod, node_name: str, without: Collection[str] | None = None
+    ) -> str | None:
+        """Why a pod cannot run on a node, as a predicate of the node's name; None if it can.
+
+        ``without`` are the uids of pods on the node that are left out of account; by default the
+        pod itself.
+        """
         node = self.nodes.get(node_name)
         if node is None:
             return "is unknown"
         if pod.spec.node_name and pod.spec.node_name != node_name:
             return f"is not the pod's node, {pod.spec.node_name}"
-        demand = self._demand(pod)
-        if node_name in demand.verdicts:
-            verdict = demand.verdicts[node_name]
-        else:
-            verdict = _excluded(pod, node, self._supplies[node_name].taints)
-            demand.verdicts[node_name] = verdict
-        return verdict or self._shortage(demand, node_name)
+        without = (pod.metadata.uid,) if without is None else without
+        return (
+            self._verdict(pod, node)
+            or self._shortage(self._demand(pod), node_name, without)
+            or (self.volumes.misfit(pod, node) if self.volumes and pod.spec.volumes else None)
+        )
+
+    def excluded(self, pod: Pod, node_name: str) -> bool:
+        """Whether taints, selectors or affinity exclude a pod from a node, whatever is free."""
+        node = self.nodes.get(node_name)
+        return node is not None and self._verdict(pod, node) is not None
+
+    def _verdict(self, pod: Pod, node: Node) -> str | None:
+        """Why taints, selectors or affinity exclude a pod from a node; None if they do not."""
+        name, verdicts = node.metadata.name, self._demand(pod).verdicts
+        if name not in verdicts:
+            verdicts[name] = excluded(pod, node, self._supplies[name].taints)
+        return verdicts[name]
 
     def _forget_verdicts(self, node_name: str) -> None:
         for verdicts in self._verdicts.values():
             verdicts.pop(node_name, None)
 
-    def _shortage(self, demand: _Demand, node_name: str) -> str | None:
+    def _shortage(self, demand: _Demand, node_name: str, without: Iterable[str]) -> str | None:
         """The resource of which a node has too little; None if it has enough."""
         has = self._supplies[node_name].has
         if demand.trouble is not None:
             return f"cannot be compared with what the pod asks for: {demand.trouble}"
         usage = self._usage.get(node_name)
         used, pods = (usage.amounts, usage.pods) if usage is not None else ({}, 0)
-        # A pod that is counted there already does not compete with itself.
-        counted = self._counted.get(demand.pod.metadata.uid)
-        own = counted[1] if counted is not None and counted[0] == node_name else None
-        if pods - (own is not None) >= has.get(_PODS, 0):
+        counted = [self._counted[uid] for uid in without if uid in self._counted]
+        left_out = [amounts for node, amounts in counted if node == node_name]
+        if pods - len(left_out) >= has.get(_PODS, 0):
             return "has no room for another pod"
         for resource, asked in demand.requests.items():
             there = has.get(resource, 0)
-            free = there - used.get(resource, 0) + (own.get(resource, 0) if own else 0)
+            free = there - used.get(resource, 0)
+            free += sum(amounts.get(resource, 0) for amounts in left_out)
             if asked > free and not (there <= 0 and self._by_devices(resource)):
                 return _too_little(resource, there, max(0, free), asked)
         return None
@@ -232,7 +262,7 @@ class NodeResources:
             if before[0] != node_name or any(
                 much > amounts.get(resource, 0) for resource, much in before[1].items()
             ):
-                self.version += 1
+                self._version += 1
         self._counted[uid] = node_name, amounts
         usage = self._usage.setdefault(node_name, _Usage(0, {}))
         usage.pods += 1
@@ -246,7 +276,7 @@ class NodeResources:
         counted = self._counted.pop(uid, None)
         if counted is not None:
             self._give_back(*counted)
-            self.version += 1
+            self._version += 1
 
     def _give_back(self, node_name: str, amounts: Amounts) -> None:
         usage = self._usage[node_name]
@@ -320,92 +350,6 @@ def _allocatable(node: Node) -> Amounts:
         except SlicewiseError:
             continue
     return found
-
-
-# Taints, selectors and affinity
-
-
-def _excluded(pod: Pod, node: Node, taints: Iterable[Taint]) -> str | None:
-    """Why taints, selectors or affinity exclude a pod from a node; None if they do not."""
-    tolerations = pod.spec.tolerations
-    if node.spec.unschedulable and not _tolerated(_CORDONED, tolerations):
-        return "is cordoned"
-    for taint in taints:
-        if not _tolerated(taint, tolerations):
-            value = f"={taint.value}" if taint.value else ""
-            return f"has taint {taint.key}{value}:{taint.effect}, which is not tolerated"
-    labels = node.metadata.labels
-    if any(labels.get(key) != value for key, value in pod.spec.node_selector.items()):
-        return "does not match the pod's node selector"
-    affinity = pod.spec.affinity and pod.spec.affinity.node_affinity
-    if affinity and affinity.required and not matches(affinity.required, node):
-        return "does not match the pod's node affinity"
-    return None
-
-
-def _tolerated(taint: Taint, tolerations: Iterable[Toleration]) -> bool:
-    return any(_tolerates(toleration, taint) for toleration in tolerations)
-
-
-def _tolerates(toleration: Toleration, taint: Taint) -> bool:
-    if toleration.effect and toleration.effect != taint.effect:
-        return False
-    if toleration.key and toleration.key != taint.key:
-        return False
-    match toleration.operator:
-        case "" | "Equal":
-            return toleration.value == taint.value
-        case "Exists":
-            return True
-        case "Lt" | "Gt":
-            return _compares(taint.value, toleration.operator, toleration.value)
-        case _:
-            return False
-
-
-def matches(selector: NodeSelector, node: Node) -> bool:
-    """Whether a term of a selector holds for a node; an empty term never does."""
-    return any(_holds(term, node) for term in selector.node_selector_terms)
-
-
-def _holds(term: NodeTerm, node: Node) -> bool:
-    if not term.match_expressions and not term.match_fields:
-        return False
-    fields = {"metadata.name": node.metadata.name}
-    return all(_meets(one, node.metadata.labels) for one in term.match_expressions) and all(
-        one.operator in ("In", "NotIn") and len(one.values) == 1 and _meets(one, fields)
-        for one in term.match_fields
-    )
-
-
-def _meets(requirement: Requirement, labels: Mapping[str, str]) -> bool:
-    """Whether labels meet a requirement; an invalid requirement is never met."""
-    value, values = labels.get(requirement.key), requirement.values
-    match requirement.operator:
-        case "In":
-            return value in values
-        case "NotIn":
-            return bool(values) and value not in values
-        case "Exists":
-            return value is not None and not values
-        case "DoesNotExist":
-            return value is None and not values
-        case "Gt" | "Lt":
-            return (
-                value is not None
-                and len(values) == 1
-                and _compares(value, requirement.operator, values[0])
-            )
-        case _:
-            return False
-
-
-def _compares(value: str, operator: str, bound: str) -> bool:
-    """Whether one integer is less or greater than the other; False if one is invalid."""
-    if not _NUMBER.fullmatch(value) or not _NUMBER.fullmatch(bound):
-        return False
-    one, other = int(value), int(bound)
-    return one < other if operator == "Lt" else one > other
 
 
 # Messages

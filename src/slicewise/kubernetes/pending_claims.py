@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from slicewise.core.request import Request
-from slicewise.kubernetes.api import DeviceClass, NodeSelector, Pod, ResourceClaim
+from slicewise.kubernetes.api import DeviceClass, DeviceToleration, NodeSelector, Pod, ResourceClaim
 from slicewise.kubernetes.claim_parameters import ClaimParameters, read_parameters
 
 POD_CLAIM_NAME = "resource.kubernetes.io/pod-claim-name"
@@ -33,6 +33,11 @@ class PendingPod:
     def requests(self) -> list[Request]:
         """The requested devices of all claims, in order."""
         return [device.want for _, asked in self.claims for device in asked.devices]
+
+    @property
+    def tolerations(self) -> frozenset[tuple[DeviceToleration, ...]]:
+        """The tolerations of device taints of each requested device."""
+        return frozenset(device.tolerations for _, asked in self.claims for device in asked.devices)
 
     @property
     def problem(self) -> str:
@@ -120,7 +125,7 @@ class PendingClaims:
         owned = {
             claim.metadata.annotations.get(POD_CLAIM_NAME): claim.metadata.name
             for claim in self.claims.values()
-            if not claim.metadata.deletion_timestamp and _owner(claim) == pod.metadata.uid
+            if not claim.metadata.deletion_timestamp and owning_pod(claim) == pod.metadata.uid
         }
         if not missing <= owned.keys():
             return {}
@@ -176,10 +181,10 @@ def claim_keys(pod: Pod) -> list[str | None]:
 
 def _belongs_to_another(claim: ResourceClaim, pod: Pod) -> bool:
     """Whether a claim was created for a deleted pod of the same name."""
-    return _owner(claim) not in (None, pod.metadata.uid)
+    return owning_pod(claim) not in (None, pod.metadata.uid)
 
 
-def _owner(claim: ResourceClaim) -> str | None:
+def owning_pod(claim: ResourceClaim) -> str | None:
     """The uid of the pod for which a claim was created from a template."""
     owners = [owner for owner in claim.metadata.owner_references if owner.controller]
     return owners[0].uid if owners and owners[0].kind == "Pod" else None

@@ -14,7 +14,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FunctionType, ModuleType
 from typing import TypeVar
 
@@ -25,13 +25,14 @@ from slicewise.core.geometry import Geometry
 from slicewise.core.request import Rejection, Request
 from slicewise.engine.scheduler import Scheduler
 from slicewise.lab import compiled_loops as loops
-from slicewise.lab import kernel
+from slicewise.lab import kernel, lease_loops
 from slicewise.lab.experiment import TRACE, Tick
 from slicewise.lab.mfi_scan import ScanRun, scan_tables
 from slicewise.lab.mix import Mix
 from slicewise.lab.packed_tables import Models, compile_tables
 from slicewise.lab.workload import Arrivals, draw_kinds, longest_lifetime, run_generator
 from slicewise.policies.base import TablePolicy
+from slicewise.policies.lease_aware import LeaseAware
 from slicewise.policies.ranking import Ranking
 
 Row = dict[str, object]
@@ -40,7 +41,7 @@ _BATCHES = 7
 
 
 @dataclass(frozen=True)
-class Plan:
+class SlotCounts:
     """The number of slots to time on each path; scans of larger clusters get fewer."""
 
     engine: int = 14_000
@@ -56,12 +57,19 @@ class SettledCluster:
 
     def __init__(self, mix: Mix, policy: TablePolicy, gpus: int, load: float) -> None:
         self.mix = mix
-        self.policy = policy
         self.count = gpus
         self.load = load
         self._rng = run_generator(seed=1, run=0)
         self._longest = longest_lifetime(mix, gpus, load)
         self.models = Models([mix.geometry], [Request(p.name) for p in mix.profiles])
+        self.leases: lease_loops.LeaseTables | None = None
+        if isinstance(policy, LeaseAware):
+            mean = (1 + self._longest) / 2
+            policy = replace(policy, mean_lifetime=mean)
+            leases = lease_loops.compile_leases(self.models, policy)
+            self.leases = lease_loops.with_times(leases, mean, self._longest)
+            self._ends = lease_loops.new_ends(gpus, mix.geometry.slices)
+        self.policy = policy
         self.tables = compile_tables(self.models, policy)
         self.gpus = kernel.new_gpus(np.zeros(gpus, np.int64), len(self.models.states))
         self.departures = loops.new_departures(self._longest)
@@ -78,7 +86,23 @@ class SettledCluster:
     def advance(self, arrivals: Arrivals) -> float:
         """Advance the cluster with the compiled loop; return the mean number of states examined."""
         trace = np.zeros((len(arrivals.kinds), len(TRACE)), np.int32)
-        loops.advance(self.tables, self.gpus, self.departures, *arrivals, self.slot, trace)
+        kinds, lifetimes, _ = arrivals
+        tables, gpus, departures, slot = self.tables, self.gpus, self.departures, self.slot
+        if self.leases is None:
+            loops.advance(tables, gpus, departures, kinds, lifetimes, slot, trace)
+        else:  # every end is known
+            lease_loops.advance(
+                tables,
+                gpus,
+                self.leases,
+                self._ends,
+                departures,
+                kinds,
+                lifetimes,
+                lifetimes,
+                slot,
+                trace,
+            )
         self.slot += len(arrivals.kinds)
         return float(trace[:, 1].mean())
 
@@ -109,7 +133,7 @@ class SettledCluster:
         )
 
 
-def measure_compiled(settled: SettledCluster, plan: Plan) -> Row:
+def measure_compiled(settled: SettledCluster, plan: SlotCounts) -> Row:
     """Measure the compiled loop."""
     examined: list[float] = []
 
@@ -121,7 +145,7 @@ def measure_compiled(settled: SettledCluster, plan: Plan) -> Row:
     return _row("compiled", settled, nanoseconds, statistics.fmean(examined))
 
 
-def measure_engine(settled: SettledCluster, plan: Plan) -> tuple[Row, int]:
+def measure_engine(settled: SettledCluster, plan: SlotCounts) -> tuple[Row, int]:
     """Measure the engine's Python API on the same cluster; also return its size in bytes."""
     cluster = Cluster.of(settled.mix.geometry, settled.count)
     scheduler = Scheduler(cluster, settled.policy)
@@ -129,7 +153,7 @@ def measure_engine(settled: SettledCluster, plan: Plan) -> tuple[Row, int]:
     end = settled.slot + plan.engine
     ending: defaultdict[int, list[Instance]] = defaultdict(list)
     for slot, gpu, placement in settled.instances():
-        instance = cluster.put(gpu, placement)
+        instance = cluster.put(gpu, placement, slot)
         if slot < end:
             ending[slot].append(instance)
     names = [profile.name for profile in settled.mix.profiles]
@@ -140,7 +164,7 @@ def measure_engine(settled: SettledCluster, plan: Plan) -> tuple[Row, int]:
         for name, lifetime in requests:
             for instance in ending.pop(now, ()):
                 scheduler.release(instance)
-            outcome = scheduler.submit(name)
+            outcome = scheduler.submit(name, now=now, ends=now + lifetime)
             if not isinstance(outcome, Rejection) and now + lifetime < end:
                 ending[now + lifetime].append(outcome)
             now += 1
@@ -157,22 +181,22 @@ def measure_engine(settled: SettledCluster, plan: Plan) -> tuple[Row, int]:
     return _row("engine", settled, nanoseconds, examined), deep_size(cluster)
 
 
-def measure_scan_compiled(settled: SettledCluster, plan: Plan) -> Row:
+def measure_scan_compiled(settled: SettledCluster, plan: SlotCounts) -> Row:
     """Measure the paper's scan, compiled."""
     run = settled.scan_run()
     size = max(1, min(20_000, plan.scanned_gpus // settled.count) // _BATCHES)
-    settled.scan_run().compiled(*settled.draw(1))  # compiles
+    settled.scan_run().compiled(*settled.draw(1)[:2])  # compiles
     batches = [settled.draw(size) for _ in range(_BATCHES)]
-    nanoseconds = _time(batches, lambda arrivals: run.compiled(*arrivals), size)
+    nanoseconds = _time(batches, lambda arrivals: run.compiled(*arrivals[:2]), size)
     return _row("scan-compiled", settled, nanoseconds, settled.count)
 
 
-def measure_scan_numpy(settled: SettledCluster, plan: Plan) -> Row:
+def measure_scan_numpy(settled: SettledCluster, plan: SlotCounts) -> Row:
     """Measure the paper's scan, vectorised."""
     run = settled.scan_run()
     size = max(1, min(2_000, plan.vectorised_gpus // settled.count) // _BATCHES)
     batches = [settled.draw(size) for _ in range(_BATCHES)]
-    nanoseconds = _time(batches, lambda arrivals: run.by_numpy(*arrivals), size)
+    nanoseconds = _time(batches, lambda arrivals: run.by_numpy(*arrivals[:2]), size)
     return _row("scan-numpy", settled, nanoseconds, settled.count)
 
 
@@ -220,7 +244,7 @@ def benchmark(
     policies: Sequence[TablePolicy],
     sizes: Sequence[int],
     load: float,
-    plan: Plan,
+    plan: SlotCounts,
     tick: Tick,
 ) -> tuple[list[Row], list[Row]]:
     """Measure every path at every size; return rows of decisions and of the engine's memory.

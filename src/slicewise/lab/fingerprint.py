@@ -43,7 +43,7 @@ def _own_version() -> str:
 
 def digest(experiment: Experiment, mix: int, entrant: int) -> str:
     """Return the digest of the fingerprint of one entrant's runs with one mix."""
-    return _digest(json.dumps(fingerprint(experiment, mix, entrant), sort_keys=True))
+    return _digest(json.dumps(fingerprint(experiment, mix, entrant), sort_keys=True, default=repr))
 
 
 def fingerprint(experiment: Experiment, mix: int, entrant: int) -> Fingerprint:

@@ -39,7 +39,7 @@ class Tables(NamedTuple):
     after_place: SmallInts
     after_release: SmallInts
     weights: SmallInts
-    """By state: occupied slices and F (partial)."""
+    """By state: the units in use and F, as `measure` defines them."""
     row_at: SmallInts
     """By kind of request: its first rank; has one more element than there are kinds."""
     rank_at: SmallInts
@@ -64,7 +64,7 @@ class Gpus(NamedTuple):
     first: SmallInts
     """By state: the lowest member, or NONE."""
     totals: Ints
-    """Occupied slices, active GPUs, sum of F, and the next GPU of a round-robin policy."""
+    """Units in use, active GPUs, sum of F, and the next GPU of a round-robin policy."""
 
 
 OCCUPIED, ACTIVE, FRAGMENTATION, TURN = range(4)

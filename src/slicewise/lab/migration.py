@@ -16,7 +16,7 @@ from slicewise.core.cluster import Cluster, Instance
 from slicewise.core.errors import SlicewiseError
 from slicewise.core.request import Rejection, Request
 from slicewise.engine.defrag import Plan, Planner
-from slicewise.engine.move_budget import Budget, worth
+from slicewise.engine.move_budget import MoveBudget, worth
 from slicewise.engine.moves import carry_out
 from slicewise.engine.scheduler import Scheduler
 from slicewise.lab.engine_loop import advance_slots
@@ -49,7 +49,7 @@ class MigratingRun:
         """Counted from the beginning of the measurement."""
         self._settled, self._measured = settled, measured
         self._mix = mix
-        self._budget = Budget(share)
+        self._budget = MoveBudget(share)
         # The planner chooses the targets of moves, so they are the same for every policy.
         self._planner = Planner(scheduler.cluster)
         self._requests = [Request(profile.name) for profile in mix.profiles]

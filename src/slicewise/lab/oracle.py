@@ -33,7 +33,7 @@ class Counting(NamedTuple):
     room: Ints
 
 
-class Counts(NamedTuple):
+class RunningCounts(NamedTuple):
     """The running instances, and when they end."""
 
     running: Ints
@@ -48,10 +48,10 @@ def counting(chosen: Repacking, gpus: int) -> Counting:
     return Counting(int(chosen.rule), gpus, *(np.array(each, np.int64) for each in arrays))
 
 
-def new_counts(rule: Counting, longest: int) -> Counts:
+def new_counts(rule: Counting, longest: int) -> RunningCounts:
     """Return counts of an empty cluster."""
     width = len(rule.sizes)
-    return Counts(np.zeros(width, np.int64), np.zeros((longest + 1, width), np.int32))
+    return RunningCounts(np.zeros(width, np.int64), np.zeros((longest + 1, width), np.int32))
 
 
 _inner = njit(cache=True, nogil=True)
@@ -63,7 +63,12 @@ fits_aligned: Any = _inner(repacking.fits_aligned)
 
 @_inner
 def advance(
-    rule: Counting, counts: Counts, kinds: Ints, lifetimes: Ints, begin: int, trace: SmallInts
+    rule: Counting,
+    counts: RunningCounts,
+    kinds: Ints,
+    lifetimes: Ints,
+    begin: int,
+    trace: SmallInts,
 ) -> None:
     """Run the slots from ``begin`` and fill in the trace, as `compiled_loops.advance` does.
 

@@ -7,14 +7,16 @@ computed in one place.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from slicewise.core.fragmentation import Reading, score_table
 from slicewise.core.geometry import Geometry
 from slicewise.core.request import Request
 from slicewise.core.states import ILLEGAL, StateSpace, state_space
+from slicewise.lab.measure import Measure
+from slicewise.lab.workload import SmallInts
 from slicewise.policies.base import TablePolicy, Ties
 from slicewise.policies.ranking import RANK_SHIFT, build_row
 
@@ -40,21 +42,28 @@ class Models:
             count += len(space)
         self.states = [state for space in self.spaces for state in space.states]
 
+    @cached_property
+    def transitions(self) -> tuple[SmallInts, SmallInts]:
+        """State by placement: the states after it is made, and after it has ended."""
+        return (
+            _transitions(self, [space.after_place for space in self.spaces]),
+            _transitions(self, [space.after_release for space in self.spaces]),
+        )
 
-def compile_tables(models: Models, policy: TablePolicy) -> Tables:
+
+def compile_tables(
+    models: Models, policy: TablePolicy, measure: Measure = Measure.MEMORY
+) -> Tables:
     """Return the kernel's tables for one policy."""
     from slicewise.lab.kernel import Tables
 
     rows = [build_row(policy, models.states, request) for request in models.requests]
     sizes = [np.bincount(row.ranks >> RANK_SHIFT, minlength=len(row.keys)) for row in rows]
-    weights = [
-        (state.mask.bit_count(), score_table(state.geometry, Reading.PARTIAL)[state.mask])
-        for state in models.states
-    ]
+    after_place, after_release = models.transitions
     return Tables(
-        after_place=_transitions(models, [space.after_place for space in models.spaces]),
-        after_release=_transitions(models, [space.after_release for space in models.spaces]),
-        weights=np.array(weights, np.int32),
+        after_place=after_place,
+        after_release=after_release,
+        weights=np.array(measure.weights(models.states), np.int32),
         row_at=np.cumsum([0] + [len(row.keys) for row in rows], dtype=np.int32),
         rank_at=np.cumsum(np.concatenate([[0], *sizes]), dtype=np.int32),
         row_states=np.concatenate([row.states for row in rows]).astype(np.int32),
@@ -63,9 +72,7 @@ def compile_tables(models: Models, policy: TablePolicy) -> Tables:
     )
 
 
-def _transitions(
-    models: Models, tables: Sequence[tuple[tuple[int, ...], ...]]
-) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:
+def _transitions(models: Models, tables: Sequence[tuple[tuple[int, ...], ...]]) -> SmallInts:
     width = max(len(table[0]) for table in tables)
     packed = np.full((len(models.states), width), ILLEGAL, np.int32)
     for base, table in zip(models.empty_state, tables, strict=True):

@@ -1,86 +1,139 @@
-"""The steady experiment with a queue: requests that do not fit wait, and give up after a while.
+"""The queueing experiment: tenants on a cluster under sustained load, and ways to wait.
 
-The arrivals are those of `Steady`, run by run; a lifetime begins when its request is placed. The
-counts cover the measured slots: arrivals, placements and their waits, and requests that gave up.
-With a patience of 0 this is the steady experiment.
+All disciplines and policies get the same requests, run by run; a lifetime begins when its request
+is placed. The counts cover the measured slots: placements and their waits, requests that gave up,
+and every slot in which a request waited. With a patience of 0 nothing waits.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from slicewise.core.cluster import Cluster, Instance
+from slicewise.core.cluster import Cluster
 from slicewise.core.errors import SlicewiseError
-from slicewise.core.request import Rejection, Request
-from slicewise.engine.queue import Attempts, Discipline, Ticket, WaitingRoom
+from slicewise.engine.reclaim import ReclaimRules
+from slicewise.engine.reservation_rules import ReservationRules
 from slicewise.engine.scheduler import Scheduler
-from slicewise.lab.engine_loop import record_totals
-from slicewise.lab.experiment import STEADY_COLUMNS, Advance, Steady, Tick
-from slicewise.lab.mix import Mix
-from slicewise.lab.results import Row, put_estimate, steady_rows
+from slicewise.lab.disciplines import WAYS, InLines, InRoom, InUse, Way
+from slicewise.lab.experiment import Steady, Tick
+from slicewise.lab.reclaiming import InLinesWithReclaim
+from slicewise.lab.results import Row, put_estimate
 from slicewise.lab.runner import Outcome
 from slicewise.lab.statistics import Floats, Ratio
-from slicewise.lab.workload import Arrivals, Ints, SmallInts, longest_lifetime
+from slicewise.lab.tenants import Asked, Scenario, draw
+from slicewise.lab.workload import Ints
 from slicewise.policies.base import Policy
 
 PERCENTILES = (50, 95, 99)
 
+RUN_COLUMNS = ("slots", "occupied", "waiting", "falsely", "passes", "attempts", "lost")
+"""Sums of a run: slices in use, requests waiting, those with an open window, passes over those that
+wait with the attempts to place them, and what reclaimed instances had used in vain."""
+
+TENANT_COLUMNS = ("demand", "service")
+"""By tenant: the slices it asked for and those it used, times slots."""
+
+WAIT_COLUMNS = (*(f"wait_p{percent}" for percent in PERCENTILES), "longest_wait")
+"""By group of requests: percentiles of the waits of placed requests, and the longest of any."""
+
 CLASS_COLUMNS = ("placed", "waited", "wait", "gave_up")
-"""The counts per profile and priority: requests placed, requests that waited (placed or not),
-slots waited by placed requests, and requests that gave up."""
+"""By tenant and profile: requests placed, requests that waited (placed or not), slots waited by
+placed requests, and requests that gave up."""
 
-QUEUE_COLUMNS = (
-    *STEADY_COLUMNS,
-    "queue",
-    "longest_queue",
-    "still_waiting",
-    *(f"wait_p{percent}" for percent in PERCENTILES),
-)
-"""The columns of a run: queue lengths at the ends of slots, and waits in slots. `CLASS_COLUMNS`
-follow, for every profile of the mix with priority 0 and then with priority 1."""
+MOST_STRETCH = 3.0
+"""The factor by which the longest of the overestimated leases exceeds the lifetime."""
 
-_PRIORITIES = 2
-_STREAM_OF_PRIORITIES = 1
-"""Priorities have their own random stream, so that arrivals do not change."""
+RECLAIM_TIMES = {"grace": 0.04, "min_run": 0.2, "notice": 0.01, "first_rest": 0.02}
+"""The times of reclaim in mean lifetimes: those of the service, if one lasts for 50 minutes."""
+
+_TICK = 1000
 
 
-class QueueStats:
-    """Counts of the queue since the beginning of the measurement."""
+class Group(NamedTuple):
+    """Requests with figures of their own."""
 
-    def __init__(self, sizes: Ints) -> None:
-        self._sizes = sizes
-        self._classes = np.zeros((len(sizes), _PRIORITIES, len(CLASS_COLUMNS)), np.int64)
-        self._waits: Counter[int] = Counter()
-        self._queue = self._longest = self._length = 0
+    kind: str
+    """all, affected, tenant or profile."""
+    name: str | None
+    members: npt.NDArray[np.bool_]
+    """By tenant and profile."""
 
-    def placed(self, kind: int, priority: int, wait: int) -> None:
-        """Count a request that was placed after waiting."""
-        self._waits[wait] += 1
-        self._classes[kind, priority] += (1, wait > 0, wait, 0)
 
-    def gave_up(self, kind: int, priority: int, wait: int) -> None:
+def groups(scenario: Scenario) -> list[Group]:
+    """Return all requests, those of the affected tenants, and those by tenant and by profile."""
+    shape = len(scenario.tenants), len(scenario.profiles)
+    names = [tenant.name for tenant in scenario.tenants]
+    affected = np.array([name in (scenario.affected or names) for name in names])
+    tenant, kind = np.indices(shape)
+    return [
+        Group("all", None, np.ones(shape, np.bool_)),
+        Group("affected", None, affected[:, None].repeat(shape[1], axis=1)),
+        *(Group("tenant", name, tenant == number) for number, name in enumerate(names)),
+        *(Group("profile", p.name, kind == number) for number, p in enumerate(scenario.profiles)),
+    ]
+
+
+class Counts:
+    """What is counted from the beginning of the measurement."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._scenario = scenario
+        self._sizes = [profile.size for profile in scenario.profiles]
+        shape = len(scenario.tenants), len(scenario.profiles), len(CLASS_COLUMNS)
+        self._classes = np.zeros(shape, np.int64)
+        self._waits: defaultdict[tuple[int, int], Counter[int]] = defaultdict(Counter)
+        self._longest: Counter[tuple[int, int]] = Counter()
+        self._run = [0] * len(RUN_COLUMNS)
+        self._demand = [0] * len(scenario.tenants)
+        self._service = [0] * len(scenario.tenants)
+
+    def arrived(self, asked: Asked) -> None:
+        """Count what a request asks for."""
+        self._demand[asked.tenant] += self._sizes[asked.kind] * asked.lifetime
+
+    def placed(self, asked: Asked, wait: int) -> None:
+        """Count a request that was placed."""
+        cell = asked.tenant, asked.kind
+        self._waits[cell][wait] += 1
+        self._classes[cell] += (1, wait > 0, wait, 0)
+        self._longest[cell] = max(self._longest[cell], wait)
+
+    def gave_up(self, asked: Asked, wait: int) -> None:
         """Count a request that gave up."""
-        self._classes[kind, priority] += (0, wait > 0, 0, 1)
+        cell = asked.tenant, asked.kind
+        self._classes[cell] += (0, wait > 0, 0, 1)
+        self._longest[cell] = max(self._longest[cell], wait)
 
-    def slot_ends(self, length: int) -> None:
-        """Count the queue length at the end of a slot."""
-        self._length = length
-        self._queue += length
-        self._longest = max(self._longest, length)
+    def slot_ends(self, in_use: InUse, before: Sequence[int]) -> None:
+        """Count what is in use and what waits at the end of a slot, and what happened in it."""
+        waiting = len(in_use.waiting)
+        falsely = in_use.open_windows() if waiting else 0
+        in_slot = (now - then for now, then in zip(in_use.work, before, strict=True))
+        seen = (1, sum(in_use.slices), waiting, falsely, *in_slot)
+        self._run = [total + more for total, more in zip(self._run, seen, strict=True)]
+        self._service = [a + b for a, b in zip(self._service, in_use.slices, strict=True)]
 
-    def sums(self, steady: Ints) -> Ints:
-        """Return `QUEUE_COLUMNS` and the class columns, given the sums of the steady experiment."""
-        gave_up = self._classes[:, :, CLASS_COLUMNS.index("gave_up")].sum(axis=1)
-        sums = steady.copy()
-        sums[STEADY_COLUMNS.index("rejected")] = gave_up.sum()
-        sums[STEADY_COLUMNS.index("rejected_slices")] = gave_up @ self._sizes
-        waits = [percentile(self._waits, percent) for percent in PERCENTILES]
-        queue = [self._queue, self._longest, self._length, *waits]
-        return np.concatenate([sums, np.array(queue, np.int64), self._classes.ravel()])
+    def sums(self) -> Ints:
+        """Return the columns of the run, of tenants, of groups, and of tenants by profile."""
+        waits = []
+        for group in groups(self._scenario):
+            cells = [(int(t), int(k)) for t, k in np.argwhere(group.members)]
+            merged: Counter[int] = Counter()
+            for cell in cells:
+                merged.update(self._waits[cell])
+            waits += [percentile(merged, percent) for percent in PERCENTILES]
+            waits.append(max(self._longest[cell] for cell in cells))
+        tenants = np.column_stack([self._demand, self._service]).ravel()
+        return np.concatenate(
+            [np.array(self._run, np.int64), tenants, waits, self._classes.ravel()]
+        ).astype(np.int64)
 
 
 def percentile(counts: Counter[int], percent: int) -> int:
@@ -93,93 +146,28 @@ def percentile(counts: Counter[int], percent: int) -> int:
     return value
 
 
-class QueuedRun:
-    """A scheduler, its instances by the slot in which they end, and the queue."""
-
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        mix: Mix,
-        room: WaitingRoom,
-        patience: int | None,
-        settled: int = 0,
-        priorities: tuple[np.random.Generator, float] | None = None,
-    ) -> None:
-        self.scheduler = scheduler
-        self.room = room
-        self._patience = patience
-        self._settled = settled
-        self._priorities = priorities
-        """A random stream, and the share of arrivals with priority."""
-        self._requests = [Request(profile.name) for profile in mix.profiles]
-        self._sizes = np.array([profile.size for profile in mix.profiles], np.int64)
-        self.stats = QueueStats(self._sizes)
-        self._attempts: Attempts[Instance] = Attempts(lambda request, _: scheduler.submit(request))
-        self._asked: dict[int, tuple[int, int]] = {}
-        """By number of a queued ticket: its kind and lifetime."""
-        self._ending: defaultdict[int, list[Instance]] = defaultdict(list)
-
-    def slot(self, slot: int, kind: int, lifetime: int, priority: int = 0) -> None:
-        """Release what ends, enqueue the arrival, serve the queue, drop expired requests."""
-        ending = self._ending.pop(slot, ())
-        for instance in ending:
-            self.scheduler.release(instance)
-        if ending:
-            self._attempts.room_appeared()
-        if slot == self._settled:
-            self.stats = QueueStats(self._sizes)
-        deadline = None if self._patience is None else slot + self._patience
-        # Every arrival is its own tenant, so fairness between tenants delays no request.
-        ticket = Ticket(slot, self._requests[kind], 1, str(slot), priority, slot, deadline)
-        self.room.enter(ticket)
-        self._asked[slot] = kind, lifetime
-        for ticket, instance in self.room.serve(self._place):
-            kind, lifetime = self._asked.pop(ticket.number)
-            self._ending[slot + lifetime].append(instance)
-            self.stats.placed(kind, ticket.priority, slot - ticket.number)
-        for ticket in self.room.expired(slot):
-            kind, _ = self._asked.pop(ticket.number)
-            self.stats.gave_up(kind, ticket.priority, slot - ticket.number)
-        self.stats.slot_ends(len(self.room))
-
-    def _place(self, ticket: Ticket) -> Instance | Rejection:
-        return self._attempts(ticket.request)
-
-    def advance(self, arrivals: Arrivals, begin: int, trace: SmallInts) -> None:
-        """Run the slots from ``begin`` and fill in the trace, as `EngineRun` does.
-
-        Rejections are not in the trace: they come after the arrival and are counted in ``stats``.
-        """
-        urgent = np.zeros(len(arrivals.kinds), np.bool_)
-        if self._priorities is not None:
-            rng, share = self._priorities
-            urgent = rng.random(len(arrivals.kinds)) < share
-        columns = (arrivals.kinds, arrivals.lifetimes, urgent)
-        trace[:, 0] = 1
-        for i, (kind, lifetime, priority) in enumerate(
-            zip(*(column.tolist() for column in columns), strict=True)
-        ):
-            self.slot(begin + i, kind, lifetime, int(priority))
-            record_totals(self.scheduler.cluster, trace, i)
-
-
 @dataclass(frozen=True)
-class Queued(Steady):
-    """Sustained load with a queue for requests that do not fit."""
+class Queueing(Steady):
+    """Tenants under sustained load, with every policy and way to wait."""
 
     oracle: bool = False
-    """Always False: the oracle decides at arrival and does not queue."""
-    discipline: Discipline = field(default_factory=Discipline)
+    """Always False: the oracle decides at arrival and does not wait."""
+    scenarios: tuple[Scenario, ...] = ()
+    """One for each of the mixes; `queueing` makes the mixes."""
+    ways: tuple[Way, ...] = tuple(WAYS.values())
     patience: float = 1.0
     """Mean lifetimes until a request gives up; infinity is never."""
-    priority_share: float = 0.0
-    """The share of arrivals with priority over the others."""
-    _runs: list[QueuedRun] = field(default_factory=list, repr=False, compare=False)
+    reserve_after: float = 0.1
+    """Mean lifetimes until a window may be reserved for a waiting request."""
+    reserve_share: float = ReservationRules().share
+    """The largest share of the GPUs with a reserved window."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.oracle:
             raise SlicewiseError("the oracle does not queue: leave it out")
+        if not self.ways or len(set(self.ways)) < len(self.ways):
+            raise SlicewiseError("the experiment needs disciplines, each of them once")
         if not 0 <= self.patience <= 1e6 and self.patience != math.inf:
             raise SlicewiseError(
                 f"patience {self.patience} is not in 0..1000000 mean lifetimes, nor inf"
@@ -188,116 +176,194 @@ class Queued(Steady):
             raise SlicewiseError(
                 f"at load {self.load:g} a queue grows forever: set a patience, or a load below 1"
             )
-        if not 0 <= self.priority_share <= 1:
-            raise SlicewiseError(f"priority share {self.priority_share} is not in 0..1")
+        ReservationRules(self.reserve_after, self.reserve_share)
 
     def runs_on_engine(self, policy: Policy) -> bool:
         """Return True: the queue is not compiled."""
         return True
 
+    def entrants(self, mix: int) -> range:
+        """Return the indexes of the entrants: each policy with every discipline."""
+        return range(len(self.policies) * len(self.ways))
+
+    def longest_lifetime(self, mix: int) -> int:
+        """Return the longest lifetime in slots."""
+        return self.scenarios[mix].longest_lifetime(self.gpus, self.load)
+
     def mean_lifetime(self, mix: int) -> float:
         """Return the mean lifetime in slots."""
-        return (1 + longest_lifetime(self.mixes[mix], self.gpus, self.load)) / 2
+        return (1 + self.longest_lifetime(mix)) / 2
+
+    def units(self, mix: int) -> int:
+        """Return the number of slots."""
+        return self.lifetimes * self.longest_lifetime(mix)
 
     def simulate(self, mix: int, policy: int, run: int, tick: Tick) -> Ints:
-        """Return `QUEUE_COLUMNS`, then `CLASS_COLUMNS` for every profile and priority."""
-        self._runs[:] = [self._fresh_run(mix, policy, run)]
-        steady = super().simulate(mix, policy, run, tick)
-        return self._runs.pop().stats.sums(steady)
+        """Return the sums of `Counts` over the measured slots."""
+        scenario, longest = self.scenarios[mix], self.longest_lifetime(mix)
+        slots, settled = self.units(mix), self.warmup * longest
+        in_use = self.in_use(mix, policy)
+        for now, arrivals in enumerate(
+            draw(scenario, self.seed, run, slots, longest, MOST_STRETCH)
+        ):
+            if now == settled or not now:
+                counts = in_use.watcher = Counts(scenario)
+            for asked in arrivals:
+                counts.arrived(asked)
+            before = in_use.work
+            in_use.slot(now, arrivals)
+            counts.slot_ends(in_use, before)
+            if now % _TICK == 0:
+                tick(min(_TICK, slots - now))
+        return counts.sums()
 
-    def _fresh_run(self, mix: int, policy: int, run: int) -> QueuedRun:
-        chosen = self.mixes[mix]
-        cluster = Cluster.of(chosen.geometry, self.gpus, self.gpus_per_node)
-        forever = self.patience == math.inf
-        stream = np.random.SeedSequence(self.seed, spawn_key=(run, _STREAM_OF_PRIORITIES))
-        return QueuedRun(
-            Scheduler(cluster, self.policies[policy]),
-            chosen,
-            WaitingRoom(self.discipline),
-            None if forever else round(self.patience * self.mean_lifetime(mix)),
-            self.warmup * longest_lifetime(chosen, self.gpus, self.load),
-            (np.random.default_rng(stream), self.priority_share),
-        )
+    def in_use(self, mix: int, entrant: int) -> InUse:
+        """Return an empty cluster with a policy and a discipline."""
+        policy, way = divmod(entrant, len(self.ways))
+        chosen, scenario = self.ways[way], self.scenarios[mix]
+        cluster = Cluster.of(scenario.geometry, self.gpus, self.gpus_per_node)
+        scheduler = Scheduler(cluster, self.policies[policy])
+        mean = self.mean_lifetime(mix)
+        patience = None if self.patience == math.inf else round(self.patience * mean)
+        common = (scheduler, scenario, patience, Counts(scenario))
+        if chosen.room is not None:
+            return InRoom(chosen.room, *common)
+        rules = ReservationRules(self.reserve_after * mean, self.reserve_share)
+        if not chosen.reclaim:
+            return InLines(chosen.leases, rules, *common)
+        times = {name: part * mean for name, part in RECLAIM_TIMES.items()}
+        reclaim = ReclaimRules(enabled=True, **times)
+        return InLinesWithReclaim(reclaim, chosen.leases, rules, *common)
 
-    def _fresh_cluster(self, mix: int, policy: int, longest: int) -> Advance:
-        return self._runs[0].advance
 
+def queueing_rows(outcome: Outcome) -> list[Row]:
+    """Return a row for each scenario, policy, discipline and group of requests.
 
-def queue_rows(outcome: Outcome) -> list[Row]:
-    """Return the rows of the steady experiment with the waits of placed requests.
-
-    ``rejected_share`` is the share of arrivals that gave up. ``waited_share`` is the share of
-    requests, placed or not, that waited for at least a slot. Waits are in mean lifetimes; a
-    percentile is the mean of the percentiles of the runs.
+    Waits are those of placed requests, in mean lifetimes; a percentile is the mean of the
+    percentiles of the runs. Figures of the whole cluster are in the rows of the group ``all``, and
+    None in the others.
     """
     experiment = outcome.experiment
-    assert isinstance(experiment, Queued)
-    mixes = [mix.name for mix in experiment.mixes]
-    names = [policy.name for policy in experiment.policies]
-    rows = steady_rows(outcome)
-    for row in rows:
-        m = mixes.index(str(row["distribution"]))
-        cell = outcome.samples[m, names.index(str(row["policy"]))]
-        samples = np.array([cell[run] for run in outcome.paired_runs(m)], np.float64)
-        row.update(_setting(experiment, m))
-        _measure(row, samples, experiment.mixes[m], experiment.mean_lifetime(m))
+    assert isinstance(experiment, Queueing)
+    rows: list[Row] = []
+    for m, scenario in enumerate(experiment.scenarios):
+        runs = outcome.paired_runs(m)
+        if not runs:
+            raise SlicewiseError("interrupted before every discipline had finished a run")
+        for entrant in experiment.entrants(m):
+            policy, way = divmod(entrant, len(experiment.ways))
+            cell = outcome.samples[m, entrant]
+            samples = np.array([cell[run] for run in runs], np.float64)
+            setting: Row = {
+                "scenario": scenario.name,
+                "policy": experiment.policies[policy].name,
+                "discipline": experiment.ways[way].name,
+                "load": experiment.load,
+                "gpus": experiment.gpus,
+                "model": scenario.geometry.model,
+                "runs": len(runs),
+                "patience_lifetimes": _finite(experiment.patience),
+                "reserve_after_lifetimes": _finite(experiment.reserve_after),
+                "reserve_share": experiment.reserve_share,
+                "mean_lifetime_slots": experiment.mean_lifetime(m),
+            }
+            rows += _rows(setting, scenario, samples, experiment.gpus)
     return rows
 
 
-def _setting(experiment: Queued, mix: int) -> Row:
-    """Return the settings of the queue, and the mean lifetime."""
-    forever = experiment.patience == math.inf
-    return {
-        "backfill": experiment.discipline.backfill,
-        "overtakes": experiment.discipline.overtakes,
-        "patience_lifetimes": None if forever else experiment.patience,
-        "priority_share": experiment.priority_share,
-        "mean_lifetime_slots": experiment.mean_lifetime(mix),
-    }
+def _finite(number: float) -> float | None:
+    """Return None for infinity, which JSON does not have."""
+    return None if number == math.inf else number
 
 
-def _measure(row: Row, samples: Floats, mix: Mix, lifetime: float) -> None:
-    """Add the figures of the queue to a row."""
-    column = dict(zip(QUEUE_COLUMNS, samples.T[: len(QUEUE_COLUMNS)], strict=True))
-    shape = (len(samples), len(mix.profiles), _PRIORITIES, len(CLASS_COLUMNS))
-    classes = samples[:, len(QUEUE_COLUMNS) :].reshape(shape)
-    placed, waited, wait, gave_up = classes.sum(axis=(1, 2)).T
-    urgent = classes[:, :, 1].sum(axis=1)
-    slots = column["arrivals"]  # one per slot
+def _rows(setting: Row, scenario: Scenario, samples: Floats, gpus: int) -> list[Row]:
+    """Return the rows of one entrant, by group."""
+    known, tenants = groups(scenario), len(scenario.tenants)
+    ends = np.cumsum(
+        [len(RUN_COLUMNS), tenants * len(TENANT_COLUMNS), len(known) * len(WAIT_COLUMNS)]
+    )
+    run, by_tenant, waits, classes = np.split(samples, ends, axis=1)
+    by_tenant = by_tenant.reshape(-1, tenants, len(TENANT_COLUMNS))
+    waits = waits.reshape(-1, len(known), len(WAIT_COLUMNS))
+    classes = classes.reshape(-1, tenants, len(scenario.profiles), len(CLASS_COLUMNS))
+    lifetime = setting["mean_lifetime_slots"]
+    assert isinstance(lifetime, float)
     one = np.ones(len(samples))
-    for figure, ratio in {
-        "waited_share": Ratio(waited, placed + gave_up),
-        "mean_wait_lifetimes": Ratio(wait, placed * lifetime),
-        "priority_mean_wait_lifetimes": Ratio(urgent[:, 2], urgent[:, 0] * lifetime),
-        "priority_rejected_share": Ratio(urgent[:, 3], urgent[:, 0] + urgent[:, 3]),
-        **{
-            f"wait_p{percent}_lifetimes": Ratio(column[f"wait_p{percent}"], one * lifetime)
-            for percent in PERCENTILES
-        },
-        "mean_queue": Ratio(column["queue"], slots),
-        "longest_queue": Ratio(column["longest_queue"], one),
-        "still_waiting_share": Ratio(column["still_waiting"], slots),
-    }.items():
-        put_estimate(row, figure, ratio.estimate())
-    totals = classes.sum(axis=0)
-    row["by_profile"] = {
-        profile.name: _class(totals[kind].sum(axis=0), lifetime)
-        for kind, profile in enumerate(mix.profiles)
-    }
-    row["by_priority"] = {
-        str(priority): _class(totals[:, priority].sum(axis=0), lifetime)
-        for priority in range(_PRIORITIES)
-    }
+    rows: list[Row] = []
+    for number, group in enumerate(known):
+        row: Row = {**setting, "group": group.kind, "name": group.name}
+        placed, waited, wait, gave_up = classes[:, group.members].sum(axis=1).T
+        figures = {
+            "gave_up_share": Ratio(gave_up, placed + gave_up),
+            "waited_share": Ratio(waited, placed + gave_up),
+            "mean_wait_lifetimes": Ratio(wait, placed * lifetime),
+            **{
+                f"{column}_lifetimes": Ratio(waits[:, number, place], one * lifetime)
+                for place, column in enumerate(WAIT_COLUMNS)
+            },
+        }
+        for figure, ratio in figures.items():
+            put_estimate(row, figure, ratio.estimate())
+        rows.append(row)
+    capacity = float(gpus * scenario.geometry.slices)
+    of_cluster = _of_cluster(scenario, run, by_tenant, capacity)
+    for row in rows:
+        for figure, ratio in of_cluster.items():
+            row[figure] = row[f"{figure}_ci95"] = None
+            if row["group"] == "all":
+                put_estimate(row, figure, ratio.estimate())
+    worst = max(
+        (row for row in rows if row["group"] == "profile"),
+        key=lambda row: float(str(row["gave_up_share"] or 0)),
+    )
+    for row in rows:
+        here = row["group"] == "all"
+        row["worst_profile"] = worst["name"] if here else None
+        for end in ("", "_ci95"):
+            row[f"worst_profile_gave_up_share{end}"] = (
+                worst[f"gave_up_share{end}"] if here else None
+            )
+    return rows
 
 
-def _class(counts: Floats, lifetime: float) -> Row:
-    """Return the figures of one profile or priority, over all runs."""
-    placed, waited, wait, gave_up = counts.tolist()
-    left = placed + gave_up
+def _of_cluster(
+    scenario: Scenario, run: Floats, by_tenant: Floats, capacity: float
+) -> dict[str, Ratio]:
+    """Return the figures of the whole cluster."""
+    slots, occupied, waiting, falsely, passes, attempts, lost = run.T
+    one = np.ones(len(run))
+    weights = [tenant.weight for tenant in scenario.tenants]
+    fairness = [
+        jain(service / np.maximum(fair_service(demand, weights, capacity * length), 1.0))
+        for (demand, service), length in zip(by_tenant.transpose(0, 2, 1), slots, strict=True)
+    ]
     return {
-        "placed": int(placed),
-        "rejected": int(gave_up),
-        "rejected_share": gave_up / left if left else None,
-        "waited_share": waited / left if left else None,
-        "mean_wait_lifetimes": wait / placed / lifetime if placed else None,
+        "utilization_percent": Ratio(100 * occupied, slots * capacity),
+        "lost_percent": Ratio(100 * lost, slots * capacity),
+        "false_wait_share": Ratio(falsely, waiting),
+        "mean_queue": Ratio(waiting, slots),
+        "attempts_per_pass": Ratio(attempts, passes),
+        "fairness": Ratio(np.array(fairness), one),
     }
+
+
+def fair_service(demand: Floats, weights: list[float], capacity: float) -> Floats:
+    """Return what each tenant would get of the capacity if it were shared out fairly.
+
+    No tenant gets more than it asks for; among those that get less, equal for equal weight.
+    """
+    given = np.zeros(len(demand))
+    open_to = set(range(len(demand)))
+    while open_to:
+        level = (capacity - given.sum()) / sum(weights[t] for t in open_to)
+        content = {t for t in open_to if demand[t] <= level * weights[t]}
+        for t in content or open_to:
+            given[t] = demand[t] if content else level * weights[t]
+        open_to -= content or open_to
+    return given
+
+
+def jain(amounts: Floats) -> float:
+    """Return Jain's index: 1 if all amounts are equal, 1/n if one of n has everything."""
+    squares = float((amounts**2).sum())
+    return float(amounts.sum()) ** 2 / (len(amounts) * squares) if squares else 1.0

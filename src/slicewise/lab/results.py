@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from slicewise.core.errors import SlicewiseError
-from slicewise.lab.experiment import ORACLE, Published, Steady
+from slicewise.lab.experiment import ORACLE, STEADY_COLUMNS, Published, Steady
+from slicewise.lab.measure import PARTS, Measure
 from slicewise.lab.mix import Mix
 from slicewise.lab.runner import Outcome
 from slicewise.lab.statistics import Estimate, Floats, Ratio
@@ -35,7 +36,7 @@ def published_rows(
     rows: list[Row] = []
     for m, mix, runs in _finished(outcome):
         samples = [_stack(outcome, (m, p), runs) for p in range(len(names))]
-        capacity = float(experiment.gpus * mix.geometry.slices)
+        capacity = float(experiment.gpus * experiment.measure.units(mix.geometry))
         gpus = float(experiment.gpus)
         compared = samples[names.index(reference)] if reference in names else None
         for p, name in enumerate(names):
@@ -57,18 +58,30 @@ def published_rows(
                     row, "utilization_percent", Ratio(100 * occupied, capacity * one).estimate()
                 )
                 put_estimate(row, "active_gpus_percent", Ratio(100 * active, gpus * one).estimate())
-                put_estimate(row, "fragmentation", Ratio(fragmentation, gpus * one).estimate())
+                if experiment.measure is Measure.COMPUTE:  # over slots, not at the bin's end
+                    severity = Ratio(fragmentation / PARTS, arrivals)
+                else:
+                    severity = Ratio(fragmentation, gpus * one)
+                put_estimate(row, "fragmentation", severity.estimate())
                 rows.append(row)
     return rows
 
 
 def mean_fragmentation(outcome: Outcome, labels: Labels | None = None) -> list[Row]:
-    """Return the mean F over GPUs and demand bins, per distribution and policy."""
+    """Return the mean F of a run per distribution and policy, over all GPUs and demand bins.
+
+    In compute slices it is the mean over active GPUs and slots.
+    """
     experiment = outcome.experiment
+    assert isinstance(experiment, Published)
     rows: list[Row] = []
     for m, mix, runs in _finished(outcome):
         for p, policy in enumerate(experiment.policies):
-            severity = _stack(outcome, (m, p), runs)[:, :, 5].mean(axis=1) / experiment.gpus
+            sums = _stack(outcome, (m, p), runs)
+            if experiment.measure is Measure.COMPUTE:
+                severity = sums[:, :, 5].sum(axis=1) / sums[:, :, 0].sum(axis=1) / PARTS
+            else:
+                severity = sums[:, :, 5].mean(axis=1) / experiment.gpus
             row: Row = {
                 "distribution": mix.name,
                 "policy": (labels or {}).get(policy.name, policy.name),
@@ -97,7 +110,8 @@ def steady_rows(outcome: Outcome) -> list[Row]:
     """Return a row per distribution and policy, each compared with the first policy, paired.
 
     The last row of a distribution is the oracle's, if requested. Every row has the oracle's share
-    of rejections, or None and the reason in ``oracle_missing``.
+    of rejections, or None and the reason in ``oracle_missing``. With windows, ``windows`` has the
+    share of rejections in each of them.
     """
     experiment = outcome.experiment
     assert isinstance(experiment, Steady)
@@ -135,7 +149,23 @@ def steady_rows(outcome: Outcome) -> list[Row]:
                 row, "oracle_rejected_share", _estimate(ratios[policies].get("rejected_share"))
             )
             row["oracle_missing"] = missing if isinstance(missing, str) else None
+            if experiment.windows:
+                at = names.index(name)
+                row["windows"] = _windows(samples[0], samples[at]) if at < len(samples) else []
             rows.append(row)
+    return rows
+
+
+def _windows(first: Floats, sums: Floats) -> list[Row]:
+    """Return the share of rejections in each part of the measured time, and the difference."""
+    windows = (first.shape[1] - len(STEADY_COLUMNS)) // 2
+    rows: list[Row] = []
+    for column in range(len(STEADY_COLUMNS), len(STEADY_COLUMNS) + windows):
+        here, there = (Ratio(s[:, column + windows], s[:, column]) for s in (sums, first))
+        row: Row = {}
+        put_estimate(row, "rejected_share", here.estimate())
+        put_estimate(row, "rejected_share_difference", here.minus(there))
+        rows.append(row)
     return rows
 
 

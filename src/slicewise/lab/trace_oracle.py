@@ -54,7 +54,7 @@ def limit_of(jobs: Iterable[Job], geometry: Geometry) -> Limit | str:
 
 
 @dataclass
-class Counted:
+class Totals:
     """The totals of a cluster with instances on no particular GPU."""
 
     gpus: int
@@ -70,7 +70,7 @@ class OracleHost:
     """A cluster in which everything may be moved at no cost."""
 
     def __init__(self, geometry: Geometry, gpus: int, limit: Limit) -> None:
-        self.totals = Counted(gpus, gpus * geometry.slices)
+        self.totals = Totals(gpus, gpus * geometry.slices)
         self._limit = limit
         self._running = [0] * len(limit.repacking.sizes)
         self._held: dict[int, Job] = {}

@@ -36,6 +36,8 @@ class Arrivals(NamedTuple):
 
     kinds: Ints
     lifetimes: Ints
+    stated: Ints | None = None
+    """Its lifetime as it was said with the request, or 0; None if nothing is ever said."""
 
 
 def run_generator(seed: int, run: int) -> np.random.Generator:
@@ -71,13 +73,14 @@ def fill_up(
     return Arrivals(kinds[:slots], lifetimes), bins
 
 
-def longest_lifetime(mix: Mix, gpus: int, load: float) -> int:
+def longest_lifetime(mix: Mix, gpus: int, load: float, per_slot: float = 1.0) -> int:
     """Return the longest lifetime at which sustained demand is ``load`` of the capacity.
 
-    One request arrives per slot, so concurrent demand is mean lifetime times mean size; lifetimes
-    are uniform from 1 to twice their mean. Raise if the load is too low for a lifetime of 1.
+    ``per_slot`` requests arrive per slot on average, so concurrent demand is that times the mean
+    lifetime times the mean size; lifetimes are uniform from 1 to twice their mean. Raise if the
+    load is too low for a lifetime of 1.
     """
-    mean = load * gpus * mix.geometry.slices / mix.mean_size
+    mean = load * gpus * mix.geometry.slices / mix.mean_size / per_slot
     longest = round(2 * mean)
     if longest < 1:
         raise SlicewiseError(

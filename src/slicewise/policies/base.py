@@ -66,14 +66,13 @@ class ScorePolicy(TablePolicy):
     """A table policy that scores each feasible start; the lowest score wins, then lowest start."""
 
     @abstractmethod
-    def score(self, geometry: Geometry, profile: Profile, mask: int, start: int) -> Key:
-        """What it costs to place ``profile`` at ``start`` of a GPU with ``mask`` occupied."""
+    def score(self, gpu: GpuState, profile: Profile, start: int) -> Key:
+        """What it costs to place ``profile`` at ``start`` of a GPU in this state."""
 
     def prefer(self, gpu: GpuState, profile: Profile) -> Preference | None:
         """The cheapest feasible start."""
         scored = [
-            (self.score(gpu.geometry, profile, gpu.mask, start), start)
-            for start in gpu.feasible_starts(profile)
+            (self.score(gpu, profile, start), start) for start in gpu.feasible_starts(profile)
         ]
         return Preference(*min(scored)) if scored else None
 

@@ -12,8 +12,11 @@ How it was found and what else was tried: docs/study.md.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from slicewise.core.geometry import Geometry, Profile
-from slicewise.core.tables import cached
+from slicewise.core.states import GpuState
+from slicewise.policies.asked_for import AskedFor, open_places, stranded_slices
 from slicewise.policies.base import Key, ScorePolicy
 
 MADE_UP = 4
@@ -23,22 +26,27 @@ STRANDED = 2
 """How many lost placements a slice counts for that is free, and that no placement can use."""
 
 
+@dataclass(frozen=True)
 class LeastLost(ScorePolicy):
     """Goes where the fewest legal placements are lost."""
 
-    name = "least-lost"
-    summary = "Fewest legal placements lost, rather on fuller GPUs, empty ones last (the default)."
+    asked_for: AskedFor = None
+    """The profiles whose placements count."""
 
-    def score(
-        self, geometry: Geometry, profile: Profile, mask: int, start: int
-    ) -> tuple[bool, int]:
+    name = "least-lost"
+    summary = "Fewest legal placements lost, rather on fuller GPUs, empty ones last."
+
+    def score(self, gpu: GpuState, profile: Profile, start: int) -> tuple[bool, int]:
         """Whether the GPU is empty; then what is lost less `MADE_UP` times the share occupied.
 
         Both times the number of slices, to stay with whole numbers.
         """
-        places, stranded = open_places(geometry), stranded_slices(geometry)
+        geometry, mask = gpu.geometry, gpu.mask
+        places = open_places(geometry, self.asked_for)
+        stranded = stranded_slices(geometry, self.asked_for)
         after = mask | profile.window(start)
-        lost = places[mask] - places[after] + STRANDED * (stranded[after] - stranded[mask])
+        more = stranded[after].bit_count() - stranded[mask].bit_count()
+        lost = places[mask] - places[after] + STRANDED * more
         return mask == 0, geometry.slices * lost - MADE_UP * mask.bit_count()
 
     def in_words(self, key: Key, geometry: Geometry) -> str:
@@ -46,29 +54,3 @@ class LeastLost(ScorePolicy):
         empty, lost = key
         loss = f"{lost / geometry.slices:g} placements lost on balance"
         return f"{loss} on an empty GPU, which is opened last" if empty else loss
-
-
-@cached(256)
-def open_places(geometry: Geometry) -> tuple[int, ...]:
-    """By mask: how many legal placements of plain profiles are open."""
-    windows = _windows(geometry)
-    return tuple(sum(not window & mask for window in windows) for mask in range(geometry.full + 1))
-
-
-@cached(256)
-def stranded_slices(geometry: Geometry) -> tuple[int, ...]:
-    """By mask: how many slices are free that no open placement of a plain profile covers."""
-    found = []
-    for mask in range(geometry.full + 1):
-        usable = 0
-        for window in _windows(geometry):
-            if not window & mask:
-                usable |= window
-        found.append((geometry.full & ~mask & ~usable).bit_count())
-    return tuple(found)
-
-
-def _windows(geometry: Geometry) -> list[int]:
-    return [
-        profile.window(start) for profile in geometry.plain_profiles for start in profile.starts
-    ]

@@ -7,6 +7,7 @@ vector operation whose length is the number of states, however many GPUs there a
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from slicewise.core.idset import NONE
 from slicewise.core.request import Request
 from slicewise.core.states import GpuState
 from slicewise.policies.base import AdaptivePolicy, Key, TablePolicy, Ties
+from slicewise.policies.lease_aware import LeaseAware
+from slicewise.policies.lease_times import TimedRow, cheapest, timed_row
 
 RANK_SHIFT = 40
 """Ranks are shifted above all GPU ids, so that a sum orders by rank first and id second."""
@@ -49,6 +52,8 @@ class Row:
     """By rank: (waste, the policy's key)."""
     rotates: bool
     """Whether ties go to the next GPU in turn instead of the lowest id."""
+    timed: TimedRow | None = None
+    """What a policy that knows the ends of leases needs beyond this."""
 
 
 def build_row(policy: TablePolicy, states: Sequence[GpuState], request: Request) -> Row:
@@ -80,6 +85,11 @@ def build_row(policy: TablePolicy, states: Sequence[GpuState], request: Request)
         placement=placement,
         keys=keys,
         rotates=policy.ties is Ties.ROTATE,
+        timed=(
+            timed_row(policy.base, states, request, [waste for waste, _ in keys])
+            if isinstance(policy, LeaseAware)
+            else None
+        ),
     )
 
 
@@ -94,29 +104,50 @@ class Ranking:
         self._policy = policy
         self._cluster = cluster
         self._keep = keep
-        self._rows: OrderedDict[tuple[TablePolicy, Request], Row] = OrderedDict()
+        self._rows: OrderedDict[tuple[bool, TablePolicy, Request], Row] = OrderedDict()
         self._models_seen = 0
 
     def row(self, request: Request) -> Row:
         """The row for this kind of request, as the policy ranks it now."""
+        return self._row(self._table(), request)
+
+    def _table(self) -> TablePolicy:
         policy = self._policy
-        if isinstance(policy, AdaptivePolicy):
-            policy = policy.table(self._cluster)
+        return policy.table(self._cluster) if isinstance(policy, AdaptivePolicy) else policy
+
+    def _row(self, policy: TablePolicy, request: Request) -> Row:
         states = self._cluster.states
         if self._cluster.models_seen != self._models_seen:
             self._rows.clear()  # a model joined or left: states have other numbers
             self._models_seen = self._cluster.models_seen
-        row = self._rows.get((policy, request))
+        # The mean lifetime may change any time, and no row depends on it.
+        timed = isinstance(policy, LeaseAware)
+        key = timed, policy.base if isinstance(policy, LeaseAware) else policy, request
+        row = self._rows.get(key)
         if row is None:
-            row = self._rows[policy, request] = build_row(policy, states, request)
+            row = self._rows[key] = build_row(policy, states, request)
             if len(self._rows) > min(self._keep, 1 + _MOST_CELLS // (len(states) + 1)):
                 self._rows.popitem(last=False)
         return row
 
-    def choose(self, request: Request) -> tuple[int, int]:
-        """The GPU picked and the placement on it; NONE, LEFT_OUT when there is none."""
-        row = self.row(request)
+    def has_room(self, request: Request) -> bool:
+        """Whether a GPU is in a state that the policy considers for a request."""
+        states = self.row(request).states
+        return bool((self._cluster.first.take(states) < NONE).any())
+
+    def choose(self, request: Request, now: float = 0.0, ends: float = math.inf) -> tuple[int, int]:
+        """The GPU picked and the placement on it; NONE, LEFT_OUT when there is none.
+
+        ``ends`` is when the instance will leave, if that is known.
+        """
+        policy = self._table()
+        row = self._row(policy, request)
         cluster = self._cluster
+        if isinstance(policy, LeaseAware) and row.timed is not None:
+            states = best_states(cluster, row, row.timed.same_waste, policy.most)
+            if not states:
+                return NONE, LEFT_OUT
+            return cheapest(cluster, policy, row.timed, states, now, ends)
         if row.rotates:
             gpu = choose_in_turn(cluster, row, self.turn)
             if gpu != NONE:
@@ -134,6 +165,18 @@ def choose_lowest(cluster: Cluster, row: Row) -> int:
         return NONE
     best = int((cluster.first.take(row.states) + row.ranks).min())
     return NONE if best >= NONE else best & (1 << RANK_SHIFT) - 1
+
+
+def best_states(cluster: Cluster, row: Row, same_waste: list[int], most: int) -> list[int]:
+    """The states with a GPU that waste least, best rank first and then by their lowest GPU."""
+    best = cluster.first.take(row.states) + row.ranks
+    lowest = int(best.min(initial=NONE))
+    if lowest >= NONE:
+        return []
+    near = np.flatnonzero(best < same_waste[lowest >> RANK_SHIFT] << RANK_SHIFT)
+    order = near[np.argsort(best[near])]
+    states: list[int] = row.states[order[:most]].tolist()
+    return states
 
 
 def choose_in_turn(cluster: Cluster, row: Row, turn: int) -> int:

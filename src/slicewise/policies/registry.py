@@ -1,4 +1,4 @@
-"""Policies by name. Built-in ones and those of other packages come through the same door.
+"""Policies by name. Built-in ones and those of other packages are registered in the same way.
 
 A package adds a policy with an entry point in its ``pyproject.toml``::
 
@@ -17,8 +17,9 @@ from slicewise.policies.base import Policy
 
 GROUP = "slicewise.policies"
 
-DEFAULT = "least-lost"
-"""The policy that ``default`` stands for: the best known one that knows nothing of the workload."""
+DEFAULT = "rehearsed"
+"""The policy that ``default`` stands for. It decides like `least-lost` unless a rehearsal has found
+a table that suits the demand better."""
 
 
 class PolicyLoadError(SlicewiseError):

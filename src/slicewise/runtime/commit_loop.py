@@ -31,9 +31,9 @@ from slicewise.control.ports import (
     DAMAGED,
     Clock,
     FencedError,
+    IdempotencyKey,
     Journal,
     Kept,
-    Key,
     StoreError,
     rows_after,
 )
@@ -73,7 +73,7 @@ class Submission(msgspec.Struct):
 
     command: Command
     actor: Actor
-    key: Key | None = None
+    key: IdempotencyKey | None = None
     """The idempotency key, if the client sent one."""
     digest: str = ""
     """Digest of the request, to detect a key that is reused for another request."""
@@ -209,7 +209,7 @@ class CommitLoop:
         """Commit batch after batch until the loop is stopped."""
         while True:
             # 1. Wait for a submission, a deadline or a stop, and take a batch from the queue.
-            steady = await self._wait_for_work(handler.state)
+            steady = await self._wait_for_work(handler)
             submissions = self._next_batch()
             if not submissions and self._stop.is_set():
                 await self._save_snapshot(handler.state)
@@ -267,18 +267,15 @@ class CommitLoop:
         rows = list(rows_after(self._journal, self._delivered))
         return state, 0 if snapshot is None else snapshot.seq, rows
 
-    async def _wait_for_work(self, state: State) -> Seconds:
-        """Sleep until a submission arrives, a lease or deadline passes, or the loop is stopped.
+    async def _wait_for_work(self, handler: CommandHandler) -> Seconds:
+        """Sleep until a submission arrives, a lease or deadline is due, or the loop is stopped.
 
         Returns the steady time.
         """
         while True:
             steady = self._clock()
-            now = steady + state.clock_offset
-            due = min(
-                (t for t in (state.next_lease, state.waiting.next_deadline) if t is not None),
-                default=None,
-            )
+            now = steady + handler.state.clock_offset
+            due = handler.next_time
             if self._queue or self._stop.is_set() or (due is not None and due <= now):
                 return steady
             self._wake.clear()
@@ -301,12 +298,12 @@ class CommitLoop:
         handler: CommandHandler,
         submissions: list[Submission],
         steady: Seconds,
-        kept: dict[Key, Kept],
-    ) -> tuple[Batch, dict[Key, Kept]]:
+        kept: dict[IdempotencyKey, Kept],
+    ) -> tuple[Batch, dict[IdempotencyKey, Kept]]:
         """Decide submissions in order; return the batch, and the answers to store for new keys."""
         begun = self._timer()
         batch = Batch()
-        fresh: dict[Key, Kept] = {}
+        fresh: dict[IdempotencyKey, Kept] = {}
         handler.expire(steady)
         for submission in submissions:
             key = submission.key
@@ -323,7 +320,7 @@ class CommitLoop:
         batch.decide_seconds = self._timer() - begun
         return batch, fresh
 
-    async def _append(self, batch: Batch, fresh: dict[Key, Kept], now: Seconds) -> None:
+    async def _append(self, batch: Batch, fresh: dict[IdempotencyKey, Kept], now: Seconds) -> None:
         begun = self._timer()
         if batch.rows or fresh:
             answers = [(key, kept, now) for key, kept in fresh.items()]

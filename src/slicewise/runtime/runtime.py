@@ -22,7 +22,7 @@ from slicewise.control.allocation_index import AllocationIndex
 from slicewise.control.answers import RefusedError
 from slicewise.control.commands import Command
 from slicewise.control.handler import CommandHandler
-from slicewise.control.ports import Key, Leader, Store, rows_after
+from slicewise.control.ports import IdempotencyKey, Leader, Store, rows_after
 from slicewise.control.state import State
 from slicewise.journal.entries import Row, Seconds
 from slicewise.runtime.commit_loop import (
@@ -139,11 +139,20 @@ class Runtime:
         self.steady.compare(self.state.clock_offset)
 
     def _fresh_state(self) -> State:
-        return State(self.settings.policy, self.settings.discipline)
+        settings = self.settings
+        return State(
+            settings.policy,
+            lease_warning=settings.lease_warning_seconds,
+            preemptible_price=settings.preemptible_price,
+        )
 
     def _listed_state(self) -> State:
         """A state for reads, with an index to list allocations by."""
-        return State(self.settings.policy, self.settings.discipline, AllocationIndex())
+        return State(
+            self.settings.policy,
+            AllocationIndex(),
+            preemptible_price=self.settings.preemptible_price,
+        )
 
     # Start and stop
 
@@ -188,7 +197,7 @@ class Runtime:
         self,
         command: Command,
         actor: Actor,
-        key: Key | None = None,
+        key: IdempotencyKey | None = None,
         digest: str = "",
         share: Hashable = None,
     ) -> asyncio.Future[Outcome]:
@@ -316,10 +325,12 @@ class Runtime:
             lambda state: CommandHandler(
                 state,
                 new_id,
-                settings.queued_per_tenant,
+                settings.queue_limits,
                 self._log_policy_error,
+                settings.reservation_rules,
                 settings.models,
                 settings.states,
+                settings.reclaim_rules,
             ),
             self._deliver,
             self.timer,

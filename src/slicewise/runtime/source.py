@@ -6,10 +6,12 @@ the cluster, and changes are made there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from prometheus_client.registry import Collector
+
+from slicewise.engine.rehearsal import Rehearsal
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,3 +26,7 @@ class Source:
     """Whether this process makes the decisions."""
     collectors: Sequence[Collector] = ()
     """Additional metrics."""
+    warnings: Callable[[], Sequence[str]] = tuple
+    """What an operator should know although the process serves."""
+    choose: Callable[[Rehearsal], Awaitable[str]] | None = None
+    """Uses the winner of a rehearsal; returns why not, or nothing. None if nothing is rehearsed."""

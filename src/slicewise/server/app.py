@@ -22,10 +22,10 @@ from slicewise.server.requests import (
     LARGE,
     ASGIApp,
     DisconnectedError,
+    HttpRequest,
     Query,
     Receive,
     Reply,
-    Request,
     Scope,
     Send,
     Stream,
@@ -34,7 +34,7 @@ from slicewise.server.requests import (
 
 log = logger("slicewise.http")
 
-Handler = Callable[[AppContext, Request], Awaitable[Reply]]
+Handler = Callable[[AppContext, HttpRequest], Awaitable[Reply]]
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _PARAMETER = re.compile(r"\{(\w+)\}")
@@ -152,7 +152,7 @@ class App:
             await _answer_other(scope, receive, send)
             return
         started = self._runtime.timer()
-        request = Request(scope, receive, self._max_body)
+        request = HttpRequest(scope, receive, self._max_body)
         given = request.headers.get(b"x-request-id")
         request.id = given.decode() if given and _REQUEST_ID.fullmatch(given) else next(self._ids)
         request.address = self._addresses.of(scope)
@@ -186,7 +186,7 @@ class App:
             self._end(request)
         self._record(request, answer, started)
 
-    async def _answer(self, request: Request) -> Reply:
+    async def _answer(self, request: HttpRequest) -> Reply:
         """Check the request in this order: token, limits, role, parameters; then handle it.
 
         No byte of the body is read before the checks have passed.
@@ -230,14 +230,14 @@ class App:
                 raise
         return self._check_size(request, route, answer)
 
-    def _check_size(self, request: Request, route: Route, answer: Reply) -> Reply:
+    def _check_size(self, request: HttpRequest, route: Route, answer: Reply) -> Reply:
         """Refuse a large response to a caller that has not read earlier ones."""
         if answer.size > LARGE:
             self._last_sizes[route.name] = answer.size
             self.context.in_flight.check_unread(request.share, answer.size)
         return answer
 
-    def _find(self, request: Request) -> Route:
+    def _find(self, request: HttpRequest) -> Route:
         """The route of a request; the client's address is rate-limited if it needs no token."""
         try:
             route, request.parts = self.router.find(request.method, request.path)
@@ -248,7 +248,7 @@ class App:
             self.context.limits.check_visitor(block_of(request.address))
         return route
 
-    async def _send(self, answer: Reply, send: Send, request: Request) -> None:
+    async def _send(self, answer: Reply, send: Send, request: HttpRequest) -> None:
         """Send a response; a large one counts as unread and takes turns while it is sent."""
         head = request.method == "HEAD"
         size = answer.size
@@ -259,13 +259,13 @@ class App:
         with self.context.in_flight.sending(request.share, size):
             await answer.send(send, request.id, head, pace)
 
-    def _end(self, request: Request) -> None:
+    def _end(self, request: HttpRequest) -> None:
         """Stop counting a request as in flight."""
         if request.in_flight:
             request.in_flight = False
             self.context.in_flight.end(request.share)
 
-    def _record(self, request: Request, answer: Reply, started: float) -> None:
+    def _record(self, request: HttpRequest, answer: Reply, started: float) -> None:
         """Count a request in the metrics, and log it."""
         route = request.route
         path = "unknown" if route is None else route.path

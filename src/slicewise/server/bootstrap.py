@@ -16,7 +16,7 @@ from slicewise.config.logs import logger
 from slicewise.control.actors import expired, internal
 from slicewise.control.answers import RefusedError
 from slicewise.control.commands import Command, IssueToken, SetTenant
-from slicewise.control.ports import Key, Span
+from slicewise.control.ports import IdempotencyKey, Span
 from slicewise.core.errors import SlicewiseError
 from slicewise.journal.entries import QuotaRecord, Role
 from slicewise.runtime.runtime import Runtime
@@ -116,7 +116,7 @@ async def prepare(runtime: Runtime, folder: Path | None) -> None:
 async def _submit(runtime: Runtime, command: Command) -> None:
     """Submit a command, and retry while the database is unavailable."""
     # The key makes retries idempotent: a commit that seemed to fail may have succeeded.
-    key = Key(ACTOR.name, secrets.token_hex())
+    key = IdempotencyKey(ACTOR.name, secrets.token_hex())
     while True:
         try:
             if (await runtime.submit(command, ACTOR, key)).answer.status != 503:

@@ -6,7 +6,8 @@ therefore one product: GPUs in each state, times windows open in that state.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,7 +31,7 @@ class _Table:
     """Number of feasible starts, by state and profile."""
 
 
-class Capacity:
+class FreeCapacity:
     """Computes the free capacity of a state of the service."""
 
     def __init__(self, state: State) -> None:
@@ -51,8 +52,20 @@ class Capacity:
         for node, slices in zip(nodes, self.occupied_slices(nodes), strict=True):
             gpus[node.geometry] = gpus.get(node.geometry, 0) + len(node.gpus)
             occupied[node.geometry] = occupied.get(node.geometry, 0) + slices
+        # Some GPUs with a reserved window take no requests of others, and are members of no state.
+        hidden = Counter(
+            self._cluster.state(gpu).geometry
+            for gpu in self._reserved()
+            if self._cluster.takes_instances(gpu) and gpu not in self._cluster.schedulable
+        )
         return tuple(
-            _use(table, members[table.states], gpus[table.geometry], occupied[table.geometry])
+            _use(
+                table,
+                members[table.states],
+                gpus[table.geometry],
+                occupied[table.geometry],
+                hidden[table.geometry],
+            )
             for table in self._tables
             if table.geometry in gpus
         )
@@ -61,12 +74,19 @@ class Capacity:
         """The occupied slices of each node."""
         self._update_tables()
         # A removed GPU has state -1, which is the last element.
-        by_gpu = self._slices_in_use.take(np.array(self._cluster.state_of, np.int64), mode="wrap")
+        states = np.array(self._cluster.state_of, np.int64)
+        for gpu in self._reserved():  # it counts as occupied in the cluster, though it is not yet
+            states[gpu] = self._cluster.actual_state(gpu)
+        by_gpu = self._slices_in_use.take(states, mode="wrap")
         cumulative = np.concatenate([np.zeros(1, np.int64), np.cumsum(by_gpu)])
         first = np.array([node.gpus.start for node in nodes], np.int64)
         end = np.array([node.gpus.stop for node in nodes], np.int64)
         counts: list[int] = (cumulative[end] - cumulative[first]).tolist()
         return counts
+
+    def _reserved(self) -> Iterator[int]:
+        """The GPUs with a reserved window."""
+        return (window.gpu for _, pool in self._state.reservations for window in pool)
 
     def _update_tables(self) -> None:
         """Add tables for new models, and drop those of removed models."""
@@ -97,14 +117,14 @@ class Capacity:
         self._slices_in_use = np.array([*slices, 0], np.int64)
 
 
-def _use(table: _Table, members: _Array, gpus: int, occupied: int) -> ModelUse:
+def _use(table: _Table, members: _Array, gpus: int, occupied: int, hidden: int) -> ModelUse:
     geometry = table.geometry
     names = [profile.name for profile in geometry.profiles]
     slices = gpus * geometry.slices
     return ModelUse(
         model=geometry.model,
         gpus=gpus,
-        schedulable_gpus=int(members.sum()),
+        schedulable_gpus=int(members.sum()) + hidden,
         slices=slices,
         free_slices=slices - occupied,
         placements=dict(zip(names, (members @ table.open).tolist(), strict=True)),

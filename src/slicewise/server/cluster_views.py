@@ -10,7 +10,7 @@ import msgspec
 from slicewise.api.agents import AgentView
 from slicewise.api.base import Fragmentation, encode, moment
 from slicewise.api.cluster import ClusterView
-from slicewise.api.nodes import GpuDetail, GpuView, InstanceView
+from slicewise.api.nodes import GpuDetail, GpuView, InstanceView, ReservedView
 from slicewise.control.agents import MIG, MISSING, UNKNOWN
 from slicewise.control.state import NodeStatus, State
 from slicewise.control.status import AgentStatus
@@ -20,7 +20,7 @@ from slicewise.journal.agent_entries import Phase
 from slicewise.journal.entries import TenantRef
 from slicewise.runtime.agent_liveness import AgentLiveness
 from slicewise.server.auth import Caller
-from slicewise.server.capacity import Capacity
+from slicewise.server.capacity import FreeCapacity
 
 MAX_SCOPES = 16
 """Scopes kept as JSON. Each takes 3 MB for a cluster of 10,000 GPUs."""
@@ -71,6 +71,29 @@ def _gpu_view(
         fragmentation=score_table(node.geometry, Reading.PARTIAL)[mask],
         instances=tuple(sorted(instances, key=lambda instance: instance.start)),
         holds=agent.gpu_holds.get(index, {}) if agent is not None else {},
+        reserved=reserved_view(state, gpu, caller),
+    )
+
+
+def reserved_view(state: State, gpu: int, caller: Caller) -> ReservedView | None:
+    """The window that is reserved on a GPU, if one is; for whom, only if the caller may see it."""
+    held = state.reservations.on(gpu)
+    if held is None:
+        return None
+    line, window = held
+    node = state.cluster.node_of(gpu)
+    placement = node.geometry.placements[window.placement]
+    tenant = state.tenants[line.tenant].ref
+    visible = caller.sees(tenant)
+    return ReservedView(
+        node=node.name,
+        gpu=gpu - node.gpus.start,
+        start=placement.start,
+        size=placement.profile.size,
+        tenant=tenant.name if visible else None,
+        profile=placement.profile.name if visible else None,
+        count=line.instances if visible else None,
+        opens_at=moment(window.opens) if visible else None,
     )
 
 
@@ -102,8 +125,9 @@ def _gpu_detail(
         mig=None if MISSING in view.holds else MIG not in view.holds,
         foreign=foreign,
         quarantined=sum(one.phase == Phase.QUARANTINED for one in view.instances),
-        temperature=figures.temperature,
-        memory_used=figures.memory_used,
+        # What the jobs of all tenants on the GPU do, taken together.
+        temperature=figures.temperature if caller.sees_all else None,
+        memory_used=figures.memory_used if caller.sees_all else None,
     )
 
 
@@ -139,8 +163,16 @@ def agent_view(node: NodeStatus, liveness: AgentLiveness) -> AgentView | None:
     )
 
 
-def cluster_view(state: State, capacity: Capacity, history: str = "") -> ClusterView:
-    """The totals of the cluster, without nodes and GPUs."""
+def waiting_for(state: State, tenant: TenantRef | None) -> int:
+    """The number of queued requests, of a tenant or of all."""
+    if tenant is None:
+        return len(state.waiting)
+    found = state.tenants.get(tenant.id)
+    return 0 if found is None else found.waiting
+
+
+def cluster_view(state: State, capacity: FreeCapacity, history: str = "") -> ClusterView:
+    """The totals of the cluster, without nodes and GPUs, as a caller without a tenant sees them."""
     whole = state.cluster
     return ClusterView(
         seq=state.seq,
@@ -240,18 +272,19 @@ class ClusterJson:
 
     Encoding 10,000 GPUs takes 0.1 s of the event loop. A caller sees the tenants of its scope only,
     so the JSON of GPUs is kept by scope: one for callers that see all tenants, and one for each
-    tenant that asked recently.
+    tenant that asked recently. The JSON of nodes is the same for all. The totals are encoded for
+    each answer, since a tenant may count no queued requests but its own.
     """
 
-    def __init__(self, state: State, capacity: Capacity, history: str = "") -> None:
+    def __init__(self, state: State, capacity: FreeCapacity, history: str = "") -> None:
         self._state = state
         self._history = history
         self._capacity = capacity
         self._nodes = _NodeJson(state, lambda node: encode(node_view(state, node)))
         self._devices: OrderedDict[TenantRef | None, _NodeJson] = OrderedDict()
         self._plain: _Encoded = -1, []
-        """The last document without GPUs."""
-        self._last_totals: tuple[int, bytes] = -1, b""
+        """The last document without totals and GPUs."""
+        self._totals: ClusterView | None = None
 
     async def document(
         self, caller: Caller, devices: bool, pace: Callable[[], Awaitable[None]]
@@ -259,17 +292,21 @@ class ClusterJson:
         """A `ClusterView` as JSON in pieces, and the journal entry that it reflects."""
         gpus = self._scope(caller) if devices else None
         last = self._plain if gpus is None else gpus.last
-        if last[0] == self._state.seq:
-            return last
-        await self._nodes.prepare(pace)
-        if gpus is not None:
-            await gpus.prepare(pace)
-        # No await below: all pieces reflect the same entry.
-        pieces = [self._totals(), *self._nodes.all()]
+        if last[0] != self._state.seq:
+            await self._nodes.prepare(pace)
+            if gpus is not None:
+                await gpus.prepare(pace)
+            # No await below: all pieces reflect the same entry.
+            last = self._join(gpus)
+        seq, pieces = last
+        return seq, [self._head(caller.tenant), *pieces]
+
+    def _join(self, gpus: _NodeJson | None) -> _Encoded:
+        """Keep and return the current document without totals."""
         if gpus is None:
-            self._plain = self._state.seq, [*pieces, b'],"devices":null}']
+            self._plain = self._state.seq, [*self._nodes.all(), b'],"devices":null}']
             return self._plain
-        gpus.last = self._state.seq, [*pieces, b'],"devices":[', *gpus.all(), b"]}"]
+        gpus.last = self._state.seq, [*self._nodes.all(), b'],"devices":[', *gpus.all(), b"]}"]
         return gpus.last
 
     def _scope(self, caller: Caller) -> _NodeJson:
@@ -283,12 +320,12 @@ class ClusterJson:
         self._devices.move_to_end(tenant)
         return found
 
-    def _totals(self) -> bytes:
+    def _head(self, tenant: TenantRef | None) -> bytes:
         """The document up to the list of nodes."""
-        seq, text = self._last_totals
-        if seq != self._state.seq:
-            text = encode(cluster_view(self._state, self._capacity, self._history))
-            assert text.endswith(_END)
-            text = text[: -len(_END)] + b'"nodes":['
-            self._last_totals = self._state.seq, text
-        return text
+        totals = self._totals
+        if totals is None or totals.seq != self._state.seq:
+            totals = self._totals = cluster_view(self._state, self._capacity, self._history)
+        own = msgspec.structs.replace(totals, waiting=waiting_for(self._state, tenant))
+        text = encode(own)
+        assert text.endswith(_END)
+        return text[: -len(_END)] + b'"nodes":['

@@ -6,25 +6,29 @@ import asyncio
 import hashlib
 import secrets
 
+from slicewise.api.allocations import AllocationView
 from slicewise.catalog import Catalog
 from slicewise.config.settings import Settings
 from slicewise.control.actors import UnauthenticatedError
 from slicewise.control.answers import RefusedError
 from slicewise.control.commands import Command
-from slicewise.control.ports import Key
+from slicewise.control.ports import IdempotencyKey
 from slicewise.control.state import State
+from slicewise.control.waiting import Waiting
 from slicewise.engine.explain import Explainer
+from slicewise.journal.entries import AllocationRecord
 from slicewise.policies.base import Policy
 from slicewise.policies.registry import policy
 from slicewise.runtime.agent_liveness import AgentLiveness
+from slicewise.runtime.rehearsals import Rehearsals, Rehearse
 from slicewise.runtime.runtime import Runtime
 from slicewise.server.auth import AuthFailures, Caller, authenticate
-from slicewise.server.capacity import Capacity
+from slicewise.server.capacity import FreeCapacity
 from slicewise.server.cluster_views import ClusterJson
 from slicewise.server.limits import FairLock, FairTurns, InFlight, RateLimits, Streams
 from slicewise.server.metrics import Metrics
 from slicewise.server.recent_stats import RecentStats
-from slicewise.server.requests import Reply, Request, reply
+from slicewise.server.requests import HttpRequest, Reply, reply
 
 REPLAYED = (b"idempotency-replayed", b"true")
 _RETRY = (b"retry-after", b"1")
@@ -33,7 +37,13 @@ _RETRY = (b"retry-after", b"1")
 class AppContext:
     """What handlers share: the runtime, settings, GPU models, limits, metrics and statistics."""
 
-    def __init__(self, runtime: Runtime, settings: Settings, catalog: Catalog) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        settings: Settings,
+        catalog: Catalog,
+        rehearse: Rehearse | None = None,
+    ) -> None:
         self.runtime = runtime
         self.settings = settings
         self.catalog = catalog
@@ -52,12 +62,15 @@ class AppContext:
 
         self.liveness = AgentLiveness(runtime, settings.agents_lost_seconds)
         runtime.replica.on_change = self.liveness.notify_polls
+        self.rehearsals = Rehearsals(runtime, settings, rehearse)
         self.streams = Streams(settings.streams, settings.streams_per_tenant)
         self.backups = 0
         """Backups being streamed."""
         self.limits = RateLimits(settings, runtime.timer)
         self.auth_failures = AuthFailures(self.limits)
-        self.metrics = Metrics(runtime, self.streams, self.liveness, lambda: self.capacity)
+        self.metrics = Metrics(
+            runtime, self.streams, self.liveness, lambda: self.capacity, self.rehearsals
+        )
         self.limits.on_limited = self.metrics.count_limited
         self.auth_failures.on_failure = self.metrics.count_auth_failure
         self.recent_stats = RecentStats(runtime, lambda: self.capacity)
@@ -65,7 +78,7 @@ class AppContext:
         """The OpenAPI document."""
         self._policies: dict[str, Policy] = {}
         self._process = secrets.token_hex(4).encode()
-        self._derived: tuple[State, Capacity, Explainer, ClusterJson] | None = None
+        self._derived: tuple[State, FreeCapacity, Explainer, ClusterJson, Waiting] | None = None
 
     @property
     def state(self) -> State:
@@ -73,7 +86,7 @@ class AppContext:
         return self.runtime.state
 
     @property
-    def capacity(self) -> Capacity:
+    def capacity(self) -> FreeCapacity:
         """The free capacity of the committed state."""
         return self._from_state()[1]
 
@@ -87,15 +100,28 @@ class AppContext:
         """The committed state of the cluster as JSON."""
         return self._from_state()[3]
 
-    def _from_state(self) -> tuple[State, Capacity, Explainer, ClusterJson]:
+    @property
+    def waiting(self) -> Waiting:
+        """Decides as the command handler would, on the committed state, and explains the queue."""
+        return self._from_state()[4]
+
+    def view(self, record: AllocationRecord) -> AllocationView:
+        """The view of an allocation in the committed state."""
+        return self.waiting.view(record, self.runtime.clock())
+
+    def _from_state(self) -> tuple[State, FreeCapacity, Explainer, ClusterJson, Waiting]:
         """The objects with tables over the state, rebuilt when the runtime loads a new state."""
         state = self.runtime.state
         if self._derived is None or self._derived[0] is not state:
-            capacity = Capacity(state)
+            capacity = FreeCapacity(state)
             explainer = Explainer(state.scheduler)
             self._derived = (
-                state, capacity, explainer, ClusterJson(state, capacity, self.runtime.history)
-            )  # fmt: skip
+                state,
+                capacity,
+                explainer,
+                ClusterJson(state, capacity, self.runtime.history),
+                Waiting(state, self.runtime.source is None),
+            )
         return self._derived
 
     def policy(self, name: str) -> Policy:
@@ -109,12 +135,12 @@ class AppContext:
         scope = "" if caller.tenant is None else caller.tenant.id
         return b'"%b-%d-%b"' % (self._process, seq, scope.encode().hex().encode())
 
-    async def write(self, request: Request, command: Command, acts_for: str = "") -> Reply:
+    async def write(self, request: HttpRequest, command: Command, acts_for: str = "") -> Reply:
         """Submit a command and return its answer; a repeated Idempotency-Key replays the first."""
         caller, text = request.caller, request.key()
         key, digest = None, ""
         if text is not None:
-            key = Key(self._key_owner(caller, acts_for), text)
+            key = IdempotencyKey(self._key_owner(caller, acts_for), text)
             whole = f"{request.method} {request.path}\n".encode() + request.raw
             digest = hashlib.sha256(whole).hexdigest()
         self.check(caller)  # by the wall clock too: the command handler knows service time only
@@ -125,7 +151,7 @@ class AppContext:
             return reply(outcome.answer, _RETRY)
         return reply(outcome.answer)
 
-    async def authenticate(self, request: Request) -> Caller:
+    async def authenticate(self, request: HttpRequest) -> Caller:
         """Return the bearer of the request's token; count and refuse failures."""
         header = request.headers.get(b"authorization")
         try:

@@ -55,7 +55,7 @@ _ONCE = frozenset(
 """Headers that must not be repeated: parsers differ in which value they use."""
 
 
-class Body(Protocol):
+class RequestBody(Protocol):
     """The body of a request, as it arrives."""
 
     complete: bool
@@ -170,7 +170,7 @@ class ChunkedBody:
 
 
 @dataclass(slots=True)
-class Head:
+class RequestHead:
     """The head of a request."""
 
     size: int
@@ -179,7 +179,7 @@ class Head:
     query: bytes
     version: str
     headers: list[tuple[bytes, bytes]]
-    body: Body | None
+    body: RequestBody | None
     last: bool
     """Whether the connection closes after this request."""
     expects: bool
@@ -191,7 +191,7 @@ def refused(detail: str, status: int = 400) -> RefusedError:
     return RefusedError(status, detail)
 
 
-def read_head(data: bytes, limit: int, seen: int = 0) -> Head | None:
+def read_head(data: bytes, limit: int, seen: int = 0) -> RequestHead | None:
     """Parse the head at the beginning of the data; return None if it is incomplete.
 
     The first ``seen`` bytes are known not to contain the end of the head.
@@ -225,7 +225,7 @@ def read_head(data: bytes, limit: int, seen: int = 0) -> Head | None:
         raise refused("CONNECT is for proxies, and this service is none")
     path, _, query = target.partition(b"?")
     connection, expect = fields.get(b"connection"), fields.get(b"expect")
-    return Head(
+    return RequestHead(
         match.end(),
         method.decode("ascii"),
         path,
@@ -238,7 +238,7 @@ def read_head(data: bytes, limit: int, seen: int = 0) -> Head | None:
     )
 
 
-def _body(fields: dict[bytes, bytes], minor: bytes, limit: int) -> Body | None:
+def _body(fields: dict[bytes, bytes], minor: bytes, limit: int) -> RequestBody | None:
     coding = fields.get(b"transfer-encoding")
     length = fields.get(b"content-length")
     if coding is not None:

@@ -27,11 +27,14 @@ from slicewise.control.agents import UNKNOWN
 from slicewise.core.fragmentation import Reading
 from slicewise.journal.agent_entries import PartTurned, Phase
 from slicewise.journal.entries import Allocated, Ended, Queued, Rejected, Row, Served
+from slicewise.journal.reclaim_entries import Reclaiming
 from slicewise.runtime.agent_liveness import AgentLiveness
 from slicewise.runtime.commit_loop import Batch
+from slicewise.runtime.rehearsals import Rehearsals
 from slicewise.runtime.runtime import Runtime
-from slicewise.server.capacity import Capacity
+from slicewise.server.capacity import FreeCapacity
 from slicewise.server.limits import Streams
+from slicewise.server.policy_metrics import PolicyCollector
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _WAITS = (0.1, 1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 24 * 3600)
@@ -52,7 +55,8 @@ class Metrics:
         runtime: Runtime,
         streams: Streams,
         liveness: AgentLiveness,
-        capacity: Callable[[], Capacity],
+        capacity: Callable[[], FreeCapacity],
+        rehearsals: Rehearsals,
     ) -> None:
         self._runtime = runtime
         self._registry = registry = CollectorRegistry()
@@ -71,6 +75,7 @@ class Metrics:
         )
         self._queued = counter("requests_queued", "Allocation requests that had to wait")
         self._ended = counter("allocations_ended", "Allocations that ended", "cause")
+        self._reclaims = counter("reclaim_notices", "Allocations that got notice of a reclaim")
         self._waits = histogram("queue_wait_seconds", "Time from request to placement", _WAITS)
         self._creations = histogram("create_seconds", "Time from placed to active", _CREATIONS)
         self._decide = histogram("decide_seconds", "Time to decide a batch", _SECONDS)
@@ -93,6 +98,7 @@ class Metrics:
         for reason in get_args(Failure):
             self._auth_failures.labels(reason)
         registry.register(_StateCollector(runtime, streams, liveness, capacity))
+        registry.register(PolicyCollector(runtime, rehearsals))
         ProcessCollector(registry=registry)
         for collector in runtime.source.collectors if runtime.source is not None else ():
             registry.register(collector)
@@ -151,6 +157,8 @@ class Metrics:
                     self._waits.observe(max(0.0, row.at - waiter.requested))
             case Rejected(want=want, reason=reason):
                 self._rejected.labels(reason, want.profile or _NEED).inc()
+            case Reclaiming(at=float() | int()):
+                self._reclaims.inc()
             case Queued():
                 self._queued.inc()
             case PartTurned(identity, phase=Phase.ACTIVE):
@@ -167,7 +175,7 @@ class _StateCollector(Collector):
         runtime: Runtime,
         streams: Streams,
         liveness: AgentLiveness,
-        capacity: Callable[[], Capacity],
+        capacity: Callable[[], FreeCapacity],
     ) -> None:
         self._runtime = runtime
         self._streams = streams
@@ -227,7 +235,17 @@ class _StateCollector(Collector):
         yield _value("instances", "Instances", sum(n.instances for n in state.nodes.values()))
         yield _value("nodes", "Nodes", len(state.nodes))
         yield _value("tenants", "Tenants", len(state.tenants))
-        yield _value("queue_depth", "Allocation requests in the queue", len(state.waiting))
+        yield from self._queue()
+
+    def _queue(self) -> Iterator[Metric]:
+        queue, reservations = self._runtime.state.waiting, self._runtime.state.reservations
+        oldest = queue.oldest
+        waits = 0.0 if oldest is None else max(0.0, self._runtime.clock() - oldest.entered)
+        yield _value("queue_depth", "Allocation requests in the queue", len(queue))
+        lines = sum(1 for _ in queue.each_line())
+        yield _value("queue_lines", "Lines of requests of a tenant for the same instances", lines)
+        yield _value("queue_oldest_seconds", "Wait of the oldest request in the queue", waits)
+        yield _value("reserved_windows", "Windows reserved for queued requests", len(reservations))
 
     def _agents(self) -> Iterator[Metric]:
         state, liveness = self._runtime.state, self._liveness

@@ -13,7 +13,7 @@ from slicewise.control.answers import title_of
 from slicewise.server.app import Route
 from slicewise.server.auth import EVERYONE
 from slicewise.server.context import AppContext
-from slicewise.server.requests import Reply, Request
+from slicewise.server.requests import HttpRequest, Reply
 from slicewise.server.routes.events import PLACE
 
 _REF = "#/components/schemas/{name}"
@@ -190,6 +190,6 @@ def _schema(kind: type) -> dict[str, Any]:
     return {"$ref": _REF.format(name=kind.__name__)}
 
 
-async def openapi(context: AppContext, request: Request) -> Reply:
+async def openapi(context: AppContext, request: HttpRequest) -> Reply:
     """This document."""
     return Reply(200, context.document)

@@ -14,7 +14,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from slicewise.config.logs import logger
 from slicewise.control.answers import RefusedError
 from slicewise.server.auth import PEER
-from slicewise.server.framing import Body, Head, read_head, refused
+from slicewise.server.framing import RequestBody, RequestHead, read_head, refused
 from slicewise.server.limits import Connections
 
 log = logger("slicewise.http")
@@ -57,7 +57,7 @@ class GuardedProtocol(HttpToolsProtocol):
     """An incomplete head, or data that follows the request being answered."""
     _seen = 0
     """Bytes of the buffer that have been searched for the end of the head."""
-    _body: Body | None = None
+    _body: RequestBody | None = None
     """The body being received."""
     _drained = 0
     """Bytes of the body received after the response."""
@@ -77,6 +77,8 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Register the connection and start the timeout of the first request."""
         super().connection_made(transport)
+        # Any unread byte starts the timer: below the usual mark, a connection would stay forever.
+        transport.set_write_buffer_limits(high=1, low=0)
         self._writer = _Writer(transport)
         self._peer = common_name(transport.get_extra_info("peercert"))
         self._timer = self.loop.call_later(REQUEST_SECONDS, self._timed_out)
@@ -138,7 +140,7 @@ class GuardedProtocol(HttpToolsProtocol):
         elif self._timer is None:
             self._timer = self.loop.call_later(REQUEST_SECONDS, self._timed_out)
 
-    def _begin(self, head: Head) -> None:
+    def _begin(self, head: RequestHead) -> None:
         """Start the application on a request whose head is complete."""
         path = head.path.decode("ascii")
         self.scope = {
@@ -182,7 +184,7 @@ class GuardedProtocol(HttpToolsProtocol):
         task.add_done_callback(self.tasks.discard)
         self.tasks.add(task)
 
-    def _read_body(self, body: Body, data: bytes) -> bytes:
+    def _read_body(self, body: RequestBody, data: bytes) -> bytes:
         """Pass body data to the application; return the data after the body."""
         cycle = self.cycle
         content, rest = body.take(data)

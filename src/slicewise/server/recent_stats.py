@@ -25,14 +25,14 @@ from slicewise.journal.entries import (
     TenantRef,
 )
 from slicewise.runtime.runtime import Runtime
-from slicewise.server.capacity import Capacity
+from slicewise.server.capacity import FreeCapacity
 
 STEP_SECONDS = 10.0
 KEPT_SAMPLES = 8640
 """A day."""
 KEPT_REJECTIONS = 500
 MAX_TALLIES = 200_000
-"""Tallies by tenant kept in all samples; the oldest are dropped first."""
+"""Figures by tenant kept in all samples; the oldest are dropped first."""
 GAVE_UP = "waited too long"
 """The reason of a request that timed out in the queue."""
 _UPDATE_SECONDS = 1.0
@@ -40,7 +40,7 @@ _PAGE = 5000
 
 
 @dataclass(slots=True)
-class Tally:
+class Counts:
     """Counts of decisions in an interval."""
 
     accepted: int = 0
@@ -61,7 +61,7 @@ class Tally:
         self.wait_seconds += seconds
         self.longest_wait = max(self.longest_wait, seconds)
 
-    def add(self, other: Tally) -> None:
+    def add(self, other: Counts) -> None:
         """Add the counts of another interval."""
         self.accepted += other.accepted
         self.queued += other.queued
@@ -91,25 +91,40 @@ class Sample:
 
     start: Seconds
     at: Seconds
-    tally: Tally
-    by_tenant: dict[TenantRef, Tally]
+    counts: Counts
+    by_tenant: dict[TenantRef, Counts]
+    waiting: dict[TenantRef, int]
+    """By tenant: its queued requests, if it has any."""
     cluster: ClusterFigures
 
-    def of(self, tenant: TenantRef | None) -> Tally:
-        """The tally of all tenants, or of one."""
-        return self.tally if tenant is None else self.by_tenant.get(tenant, Tally())
+    def of(self, tenant: TenantRef | None) -> Counts:
+        """The counts of all tenants, or of one."""
+        return self.counts if tenant is None else self.by_tenant.get(tenant, Counts())
+
+    def waiting_of(self, tenant: TenantRef | None) -> int:
+        """The queued requests of all tenants, or of one."""
+        return self.cluster.waiting if tenant is None else self.waiting.get(tenant, 0)
+
+    @property
+    def tallies(self) -> int:
+        """The number of figures by tenant."""
+        return len(self.by_tenant) + len(self.waiting)
+
+    def forget_tenants(self) -> None:
+        """Keep no figures by tenant."""
+        self.by_tenant, self.waiting = {}, {}
 
 
 class RecentStats:
     """Collects samples from the journal entries as they are committed."""
 
-    def __init__(self, runtime: Runtime, capacity: Callable[[], Capacity]) -> None:
+    def __init__(self, runtime: Runtime, capacity: Callable[[], FreeCapacity]) -> None:
         self._runtime = runtime
         self._capacity = capacity
         self._samples: deque[Sample] = deque(maxlen=KEPT_SAMPLES)
         self._rejections: deque[Row] = deque(maxlen=KEPT_REJECTIONS)
-        self._tally = Tally()
-        self._by_tenant: dict[TenantRef, Tally] = {}
+        self._counts = Counts()
+        self._by_tenant: dict[TenantRef, Counts] = {}
         self._tally_count = 0
         self._seen: int | None = None
         self._lock = asyncio.Lock()
@@ -159,52 +174,54 @@ class RecentStats:
         for row in rows:
             match row.entry:
                 case Allocated(record):
-                    for tally in self._tallies_of(record.tenant):
-                        tally.accepted += 1
+                    for counts in self._counts_of(record.tenant):
+                        counts.accepted += 1
                 case Queued(record):
-                    for tally in self._tallies_of(record.tenant):
-                        tally.queued += 1
+                    for counts in self._counts_of(record.tenant):
+                        counts.queued += 1
                 case Served(identity, tenant):
                     waiter = self._runtime.state.allocations.get(identity)
-                    for tally in self._tallies_of(tenant):
-                        tally.accepted += 1
+                    for counts in self._counts_of(tenant):
+                        counts.accepted += 1
                         if waiter is not None:
-                            tally.wait(max(0.0, row.at - waiter.requested))
+                            counts.wait(max(0.0, row.at - waiter.requested))
                 case Rejected(tenant, reason=reason):
                     self._rejections.append(row)
-                    for tally in self._tallies_of(tenant):
-                        tally.reject(reason)
+                    for counts in self._counts_of(tenant):
+                        counts.reject(reason)
                 case Ended(record):
                     self._count_end(record)
 
     def _count_end(self, record: AllocationRecord) -> None:
-        for tally in self._tallies_of(record.tenant):
+        for counts in self._counts_of(record.tenant):
             if record.parts:
-                tally.ended += 1
+                counts.ended += 1
             elif record.cause == GAVE_UP:
-                tally.reject(GAVE_UP)
+                counts.reject(GAVE_UP)
 
-    def _tallies_of(self, tenant: TenantRef) -> tuple[Tally, Tally]:
+    def _counts_of(self, tenant: TenantRef) -> tuple[Counts, Counts]:
         own = self._by_tenant.get(tenant)
         if own is None:
-            own = self._by_tenant[tenant] = Tally()
-        return self._tally, own
+            own = self._by_tenant[tenant] = Counts()
+        return self._counts, own
 
     def _store(self, now: Seconds) -> None:
         if len(self._samples) == KEPT_SAMPLES:
-            self._tally_count -= len(self._samples[0].by_tenant)
+            self._tally_count -= self._samples[0].tallies
         self._samples.append(self._sample(now))
-        self._tally_count += len(self._by_tenant)
+        self._tally_count += self._samples[-1].tallies
         for sample in self._samples:
             if self._tally_count <= MAX_TALLIES:
                 break
-            self._tally_count -= len(sample.by_tenant)
-            sample.by_tenant = {}
-        self._tally, self._by_tenant = Tally(), {}
+            self._tally_count -= sample.tallies
+            sample.forget_tenants()
+        self._counts, self._by_tenant = Counts(), {}
         self._start = now
 
     def _sample(self, now: Seconds) -> Sample:
-        return Sample(self._start, now, self._tally, self._by_tenant, self._figures())
+        tenants = self._runtime.state.tenants.values()
+        waiting = {tenant.ref: tenant.waiting for tenant in tenants if tenant.waiting}
+        return Sample(self._start, now, self._counts, self._by_tenant, waiting, self._figures())
 
     def _figures(self) -> ClusterFigures:
         state = self._runtime.state

@@ -57,7 +57,7 @@ class DisconnectedError(Exception):
     """Raised when the client disconnects before its request is complete."""
 
 
-class Request:
+class HttpRequest:
     """One request. Its body is read on demand."""
 
     __slots__ = (

@@ -15,6 +15,7 @@ from slicewise.config.logs import logger
 from slicewise.config.settings import Settings
 from slicewise.control.ports import Store
 from slicewise.core.errors import SlicewiseError
+from slicewise.runtime.rehearsals import Rehearse
 from slicewise.runtime.runtime import Runtime
 from slicewise.runtime.source import Source
 from slicewise.runtime.steady_clock import SteadyClock
@@ -47,18 +48,20 @@ class Service:
         routes: Sequence[Route] = (),
         companions: Sequence[Callable[[AppContext], Coroutine[Any, Any, None]]] = (),
         source: Source | None = None,
+        rehearse: Rehearse | None = None,
     ) -> None:
         """``pages`` answers paths outside the API, such as those of the dashboard.
 
         ``routes`` are additional routes. ``companions`` are coroutines that run as long as the
         service. ``source`` is the system whose state the store holds, if it is not this service.
+        ``rehearse`` rehearses tables in another process.
         """
         catalog = Catalog.builtin()
         for file in settings.geometry:
             catalog = catalog.with_file(file)
         self.settings = settings
         self.runtime = Runtime(store, settings, steady, timer, source)
-        self.context = AppContext(self.runtime, settings, catalog)
+        self.context = AppContext(self.runtime, settings, catalog, rehearse)
         all_routes = (*ROUTES, *routes)
         self.context.document = msgspec.json.encode(document(all_routes))
         self.app = App(self.context, Router(all_routes), pages)
@@ -66,6 +69,7 @@ class Service:
         """Set when the process has failed; ``runtime.failure`` holds the reason."""
         self._companions = companions
         self._tasks: list[asyncio.Task[None]] = []
+        self._rehearsing: asyncio.Task[None] | None = None
 
     @property
     def admin_token(self) -> Path | None:
@@ -86,6 +90,7 @@ class Service:
         self._tasks.append(asyncio.create_task(self._summarize()))
         self._tasks.append(asyncio.create_task(self._watch_clock()))
         self._tasks.append(asyncio.create_task(self.context.recent_stats.run()))
+        self._rehearsing = asyncio.create_task(self.context.rehearsals.run())
         for companion in self._companions:
             self._tasks.append(asyncio.create_task(companion(self.context)))
         runtime = self.runtime
@@ -100,6 +105,9 @@ class Service:
         """Complete running commands, give up the lease and stop."""
         for task in self._tasks:
             task.cancel()
+        if self._rehearsing is not None:
+            self._rehearsing.cancel()
+            await asyncio.wait({self._rehearsing})  # its process ends with it
         await self.runtime.stop()
 
     def close_streams(self) -> None:

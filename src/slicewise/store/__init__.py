@@ -8,11 +8,11 @@ from slicewise.store.backup_file import backup, open_backup, save_backup
 from slicewise.store.opening import open_contents, open_store
 from slicewise.store.restore import restore
 from slicewise.store.schema_version import EmptyError
-from slicewise.store.verification import Report, verify
+from slicewise.store.verification import VerificationReport, verify
 
 __all__ = [
     "EmptyError",
-    "Report",
+    "VerificationReport",
     "backup",
     "open_backup",
     "open_contents",

@@ -17,7 +17,7 @@ import msgspec
 from slicewise.core.errors import SlicewiseError
 from slicewise.journal.entries import Seconds
 from slicewise.store.checksums import checksum
-from slicewise.store.contents import Contents, Head, StoredRow
+from slicewise.store.contents import Contents, JournalHead, StoredRow
 
 FILE_BYTES = 1 << 26
 """The approximate size at which a new file is started."""
@@ -62,7 +62,7 @@ def write_lines(
     return count
 
 
-def append(folder: Path, head: Head, rows: Sequence[StoredRow]) -> None:
+def append(folder: Path, head: JournalHead, rows: Sequence[StoredRow]) -> None:
     """Append the entries after ``head.base`` to the archive and sync it.
 
     Entries that it has already, because the process ended before it pruned them, are skipped.

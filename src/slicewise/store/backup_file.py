@@ -20,7 +20,7 @@ import msgspec
 
 from slicewise.core.errors import SlicewiseError
 from slicewise.journal.entries import Seconds
-from slicewise.store.contents import Contents, Head, StoredAnswer, StoredRow, StoredSnapshot
+from slicewise.store.contents import Contents, JournalHead, StoredAnswer, StoredRow, StoredSnapshot
 from slicewise.store.sql import SqlStore
 
 FORMAT = 1
@@ -40,7 +40,7 @@ class _Header(_Line, frozen=True, tag="slicewise-backup"):
     format: int
     last_seq: int
     epoch: int
-    head: Head
+    head: JournalHead
 
 
 class _Snapshot(_Line, frozen=True, tag="snapshot"):

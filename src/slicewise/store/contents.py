@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
-from sqlalchemy import Connection, func, literal, select, tuple_
+from sqlalchemy import Connection, func, literal, or_, select, tuple_
 
 from slicewise.control.ports import StoreError
 from slicewise.journal.entries import Seconds
@@ -60,7 +60,7 @@ class StoredSnapshot(NamedTuple):
     checksum: bytes
 
 
-class Head(NamedTuple):
+class JournalHead(NamedTuple):
     """The history that a journal belongs to, and its first and last row."""
 
     history: str
@@ -89,7 +89,7 @@ class Contents(Protocol):
         """The last row at that time."""
 
     @property
-    def head(self) -> Head:
+    def head(self) -> JournalHead:
         """Where the journal begins and ends, as recorded beside it."""
 
     @property
@@ -119,9 +119,9 @@ class Readable(Protocol):
         """The problems that the database itself finds in its files."""
 
 
-def head_of(connection: Connection) -> Head:
+def head_of(connection: Connection) -> JournalHead:
     """Where the journal begins and ends."""
-    return Head(*connection.execute(_HEAD).one())
+    return JournalHead(*connection.execute(_HEAD).one())
 
 
 def stored_row(found: Sequence[Any]) -> StoredRow:
@@ -152,7 +152,7 @@ class StoreContents:
         self._store = store
         with store.session() as connection:
             *found, self.last_seq, self.epoch = connection.execute(_ENDS).one()
-        self.head = Head(*found)
+        self.head = JournalHead(*found)
 
     def damage(self) -> list[str]:
         """The problems that the database finds in its files."""
@@ -186,7 +186,9 @@ class StoreContents:
                     select(answers)
                     .where(
                         tuple_(columns.tenant, columns.key) > tuple_(*map(literal, reached)),
-                        columns.seq <= self.last_seq,
+                        # Later ones are not part of what is read, unless they were never written:
+                        # an answer is committed together with its entry.
+                        or_(columns.seq <= self.last_seq, columns.seq > _END),
                     )
                     .order_by(columns.tenant, columns.key)
                     .limit(PAGE)
@@ -223,6 +225,8 @@ def _text(data: bytes) -> str:
     # The store writes UTF-8. Anything else is damage, which `verify` reports.
     return data.decode("utf-8", "backslashreplace")
 
+
+_END = select(func.max(journal.c.seq)).scalar_subquery()
 
 _HEAD = select(
     history.c.name,

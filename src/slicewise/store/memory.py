@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from slicewise.control.answers import RefusedError
-from slicewise.control.ports import Clock, FencedError, Kept, Key, Leader, Span
+from slicewise.control.ports import Clock, FencedError, IdempotencyKey, Kept, Leader, Span
 from slicewise.control.snapshot import Snapshot
 from slicewise.journal.entries import Row, Seconds, index_keys
 
@@ -18,16 +18,19 @@ class MemoryJournal:
 
     def __init__(self) -> None:
         self.kept_rows: list[Row] = []
-        self.kept_answers: dict[Key, Kept] = {}
+        self.kept_answers: dict[IdempotencyKey, Kept] = {}
         self.snapshots: list[Snapshot] = []
         self.epoch = 1
 
-    def answers(self, keys: Sequence[Key]) -> dict[Key, Kept]:
+    def answers(self, keys: Sequence[IdempotencyKey]) -> dict[IdempotencyKey, Kept]:
         """The answers given for these keys."""
         return {key: self.kept_answers[key] for key in keys if key in self.kept_answers}
 
     def append(
-        self, epoch: int, rows: Sequence[Row], answers: Iterable[tuple[Key, Kept, Seconds]]
+        self,
+        epoch: int,
+        rows: Sequence[Row],
+        answers: Iterable[tuple[IdempotencyKey, Kept, Seconds]],
     ) -> None:
         """Keep rows and answers."""
         if epoch != self.epoch:
@@ -83,13 +86,16 @@ class MemoryStore(MemoryJournal):
         self._clock = clock
         self._leader: Leader | None = None
         self._reached: Seconds = 0
-        self._given: dict[Key, Seconds] = {}
+        self._given: dict[IdempotencyKey, Seconds] = {}
         self._changed = threading.Condition()
         self._closed = False
         self._history = secrets.token_hex(8)
 
     def append(
-        self, epoch: int, rows: Sequence[Row], answers: Iterable[tuple[Key, Kept, Seconds]]
+        self,
+        epoch: int,
+        rows: Sequence[Row],
+        answers: Iterable[tuple[IdempotencyKey, Kept, Seconds]],
     ) -> None:
         """Keep rows and answers, and wake waiting readers."""
         answers = list(answers)

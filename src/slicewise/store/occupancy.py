@@ -38,7 +38,7 @@ from slicewise.journal.entries import (
 _LEAVING = (Phase.RELEASING, Phase.QUARANTINED)
 
 
-class Held(NamedTuple):
+class HeldResources(NamedTuple):
     """The resources that a tenant holds."""
 
     memory_slices: int
@@ -123,13 +123,15 @@ class Occupancy:
                 self._unblock(node, name)
         return []
 
-    def usage(self) -> dict[str, Held]:
+    def usage(self) -> dict[str, HeldResources]:
         """The resources held, by tenant id; tenants that hold nothing are left out."""
         parts_of: defaultdict[str, list[Part]] = defaultdict(list)
         for tenant, parts in self.allocations.values():
             parts_of[tenant] += parts
         return {
-            tenant: Held(sum(p.size for p in parts), sum(p.compute for p in parts), len(parts))
+            tenant: HeldResources(
+                sum(p.size for p in parts), sum(p.compute for p in parts), len(parts)
+            )
             for tenant, parts in parts_of.items()
         }
 

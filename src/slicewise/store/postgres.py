@@ -14,7 +14,7 @@ from sqlalchemy import URL, Connection, create_engine, event, literal_column
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
-from slicewise.control.ports import Kept, Key, StoreError
+from slicewise.control.ports import IdempotencyKey, Kept, StoreError
 from slicewise.core.errors import SlicewiseError
 from slicewise.journal.entries import Row, Seconds
 from slicewise.store import schema_version as migrating
@@ -196,7 +196,10 @@ class PostgresStore(SqlStore):
     # Writing
 
     def append(
-        self, epoch: int, rows: Sequence[Row], answers: Iterable[tuple[Key, Kept, Seconds]]
+        self,
+        epoch: int,
+        rows: Sequence[Row],
+        answers: Iterable[tuple[IdempotencyKey, Kept, Seconds]],
     ) -> None:
         """Commit rows and answers in one transaction.
 
@@ -225,13 +228,13 @@ class PostgresStore(SqlStore):
             ).one()
         raise fenced(epoch) if found[0] != epoch else out_of_step(first, found[1])
 
-    def answers(self, keys: Sequence[Key]) -> dict[Key, Kept]:
+    def answers(self, keys: Sequence[IdempotencyKey]) -> dict[IdempotencyKey, Kept]:
         """The stored answers for these keys."""
         with self.session() as connection:
             found = connection.exec_driver_sql(
                 _ANSWERS, ([key.tenant for key in keys], [key.key for key in keys])
             ).all()
-        return {Key(row[0], row[1]): kept_of(*row) for row in found}
+        return {IdempotencyKey(row[0], row[1]): kept_of(*row) for row in found}
 
     def lead(self, holder: str, address: str, seconds: float) -> int | None:
         """Become the leader unless a lease is valid by the database's clock."""

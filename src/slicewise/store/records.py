@@ -9,7 +9,14 @@ from typing import NamedTuple
 import msgspec
 
 from slicewise.control.answers import Answer
-from slicewise.control.ports import DAMAGED, DamagedError, FencedError, Kept, Key, StoreError
+from slicewise.control.ports import (
+    DAMAGED,
+    DamagedError,
+    FencedError,
+    IdempotencyKey,
+    Kept,
+    StoreError,
+)
 from slicewise.journal.entries import Row, Seconds, decode, encode, index_keys
 from slicewise.store.checksums import checksum, link
 
@@ -47,7 +54,7 @@ AnswerRecord = tuple[str, str, str, int, bytes, Seconds, int, bytes]
 """A row of the table ``answers``."""
 
 
-def answer_of(key: Key, kept: Kept, at: Seconds, seq: int) -> AnswerRecord:
+def answer_of(key: IdempotencyKey, kept: Kept, at: Seconds, seq: int) -> AnswerRecord:
     """An answer as it is stored."""
     fields = (*key, kept.digest, *kept.answer, float(at), seq)
     return (*fields, checksum(*fields))

@@ -17,7 +17,14 @@ from sqlalchemy import Connection, delete, select, update
 from slicewise.journal.entries import Seconds
 from slicewise.store import archive
 from slicewise.store.checksums import checksum, link
-from slicewise.store.contents import SNAPSHOTS_KEPT, Head, StoredRow, chain_at, head_of, stored_row
+from slicewise.store.contents import (
+    SNAPSHOTS_KEPT,
+    JournalHead,
+    StoredRow,
+    chain_at,
+    head_of,
+    stored_row,
+)
 from slicewise.store.records import damaged, fenced
 from slicewise.store.schema import history, journal, leader, snapshots
 
@@ -86,7 +93,7 @@ def _last_prunable(connection: Connection) -> int:
     return seqs[0]
 
 
-def _check(head: Head, rows: list[StoredRow]) -> None:
+def _check(head: JournalHead, rows: list[StoredRow]) -> None:
     """Refuse to prune damaged entries, so that the damage is found."""
     seq, chain = head.base, head.base_chain
     for row in rows:

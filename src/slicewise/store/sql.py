@@ -28,8 +28,8 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from slicewise.control.ports import (
     DamagedError,
+    IdempotencyKey,
     Kept,
-    Key,
     Leader,
     Span,
     StoreError,
@@ -100,12 +100,15 @@ class SqlStore(ABC):
 
     @abstractmethod
     def append(
-        self, epoch: int, rows: Sequence[Row], answers: Iterable[tuple[Key, Kept, Seconds]]
+        self,
+        epoch: int,
+        rows: Sequence[Row],
+        answers: Iterable[tuple[IdempotencyKey, Kept, Seconds]],
     ) -> None:
         """Commit rows and answers in one transaction."""
 
     @abstractmethod
-    def answers(self, keys: Sequence[Key]) -> dict[Key, Kept]:
+    def answers(self, keys: Sequence[IdempotencyKey]) -> dict[IdempotencyKey, Kept]:
         """The stored answers for these keys."""
 
     @abstractmethod

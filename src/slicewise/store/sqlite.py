@@ -24,7 +24,7 @@ import msgspec
 from sqlalchemy import URL, Connection, NullPool, create_engine, literal_column
 from sqlalchemy.exc import DBAPIError
 
-from slicewise.control.ports import DamagedError, Kept, Key, StoreError
+from slicewise.control.ports import DamagedError, IdempotencyKey, Kept, StoreError
 from slicewise.core.errors import SlicewiseError
 from slicewise.journal.entries import Row, Seconds
 from slicewise.lockfile import FileLock, InUseError
@@ -269,7 +269,10 @@ class SqliteStore(SqlStore):
     # Writing
 
     def append(
-        self, epoch: int, rows: Sequence[Row], answers: Iterable[tuple[Key, Kept, Seconds]]
+        self,
+        epoch: int,
+        rows: Sequence[Row],
+        answers: Iterable[tuple[IdempotencyKey, Kept, Seconds]],
     ) -> None:
         """Commit rows and answers in one transaction."""
         before = self._current_tail()
@@ -311,11 +314,11 @@ class SqliteStore(SqlStore):
             self._last_seq = last
             self._arrived.notify_all()
 
-    def answers(self, keys: Sequence[Key]) -> dict[Key, Kept]:
+    def answers(self, keys: Sequence[IdempotencyKey]) -> dict[IdempotencyKey, Kept]:
         """The stored answers for these keys."""
         with self._direct() as driver:
             found = driver.execute(_ANSWERS, (msgspec.json.encode(keys).decode(),))
-            return {Key(row[0], row[1]): kept_of(*row) for row in found}
+            return {IdempotencyKey(row[0], row[1]): kept_of(*row) for row in found}
 
     def lead(self, holder: str, address: str, seconds: float) -> int | None:
         """Become the leader unless a lease is held; the lock on the folder keeps others away."""

@@ -39,14 +39,14 @@ from slicewise.journal.entries import (
 from slicewise.store.backup_file import Tick, no_tick
 from slicewise.store.checksums import checksum, link
 from slicewise.store.contents import Contents, StoredAnswer, StoredRow, StoredSnapshot
-from slicewise.store.occupancy import Held, Occupancy
+from slicewise.store.occupancy import HeldResources, Occupancy
 from slicewise.store.sql import SqlStore
 
 MAX_FINDINGS = 1000
 
 
 @dataclass
-class Report:
+class VerificationReport:
     """The result of a verification: how much was checked, and the problems that were found."""
 
     rows: int = 0
@@ -69,9 +69,9 @@ class Report:
             self.more += 1
 
 
-def verify(source: SqlStore | Contents, tick: Tick = no_tick) -> Report:
+def verify(source: SqlStore | Contents, tick: Tick = no_tick) -> VerificationReport:
     """Replay the journal from its beginning and check snapshots, answers and rows against it."""
-    report = Report()
+    report = VerificationReport()
     contents = source.contents() if isinstance(source, SqlStore) else source
     _Inspection(contents, report).run(tick)
     return report
@@ -80,7 +80,7 @@ def verify(source: SqlStore | Contents, tick: Tick = no_tick) -> Report:
 class _Inspection:
     """One pass through the contents of a store."""
 
-    def __init__(self, contents: Contents, report: Report) -> None:
+    def __init__(self, contents: Contents, report: VerificationReport) -> None:
         self._contents = contents
         self._report = report
         self._add = report.add
@@ -283,7 +283,7 @@ class _Inspection:
         if isinstance(entry, Ended):
             living = state.allocations.get(entry.allocation.id)
             before = msgspec.structs.replace(entry.allocation, ended=None, cause=None)
-            if living is not None and entry.allocation.cause is Cause.FAILED:
+            if living is not None and entry.allocation.cause in (Cause.FAILED, Cause.RECLAIMED):
                 before = msgspec.structs.replace(before, detail=living.detail)
             if living != before:
                 self._add(
@@ -341,7 +341,7 @@ class _Inspection:
         at = f"after entry {state.seq}"
         usage = self._occupancy.usage()
         for identity, tenant in state.tenants.items():
-            counted = usage.pop(identity, Held(0, 0, 0))
+            counted = usage.pop(identity, HeldResources(0, 0, 0))
             kept = tenant.usage
             if counted != (kept.memory_slices, kept.compute_slices, kept.instances):
                 self._add(

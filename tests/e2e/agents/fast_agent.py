@@ -35,7 +35,7 @@ def shorten_waits() -> None:
 
     run = agent.run
 
-    def run_fast(options: agent.Options, open_driver: Callable[[], Driver]) -> int:
+    def run_fast(options: agent.AgentOptions, open_driver: Callable[[], Driver]) -> int:
         return run(replace(options, intervals=INTERVALS), open_driver)
 
     other = os.environ.get("FAST_AGENT_MANAGER")

@@ -20,7 +20,7 @@ from typing import Any
 
 from tests.e2e.server import PATIENCE_SECONDS, Server, free_port
 
-from slicewise.fakedriver import InstanceView, Machine
+from slicewise.fakedriver import Machine, SimulatedInstance
 
 FAST_AGENT = Path(__file__).with_name("fast_agent.py")
 MODEL = "H200-141GB"
@@ -147,13 +147,13 @@ class Node:
 
     # Instances
 
-    def create_foreign(self, gpu: int, profile: str, start: int) -> InstanceView:
+    def create_foreign(self, gpu: int, profile: str, start: int) -> SimulatedInstance:
         """Create a foreign instance."""
         made = self.machine.create_instance(gpu, profile, start)
         self.foreign.add(made.computes[0].uuid)
         return made
 
-    def own_instances(self) -> list[InstanceView]:
+    def own_instances(self) -> list[SimulatedInstance]:
         """The instances that are not foreign."""
         return [one for one in self.machine.instances() if not self.foreign & _uuids(one)]
 
@@ -390,14 +390,14 @@ def _compare(what: str, left: dict[Place, str], right: dict[Place, str]) -> list
     ]
 
 
-def _mask(instances: Iterable[InstanceView], gpu: int, slices: int) -> str:
+def _mask(instances: Iterable[SimulatedInstance], gpu: int, slices: int) -> str:
     taken = {piece for i in instances if i.gpu == gpu for piece in range(i.start, i.start + i.size)}
     return "".join("1" if piece in taken else "0" for piece in range(slices))
 
 
-def _uuid(one: InstanceView) -> str:
+def _uuid(one: SimulatedInstance) -> str:
     return one.computes[0].uuid if one.computes else ""
 
 
-def _uuids(one: InstanceView) -> set[str]:
+def _uuids(one: SimulatedInstance) -> set[str]:
     return {compute.uuid for compute in one.computes}

@@ -15,7 +15,7 @@ from tests.e2e.server import Server
 from tests.postgres import the_server
 from tests.store.busy import fill
 
-from slicewise.control.ports import DAMAGED, DamagedError, Key, StoreError
+from slicewise.control.ports import DAMAGED, DamagedError, IdempotencyKey, StoreError
 from slicewise.control.snapshot import Snapshot, snapshot_of
 from slicewise.control.state import State
 from slicewise.core.errors import SlicewiseError
@@ -146,6 +146,8 @@ def test_flipped_bits(original: Path, state: Snapshot, tmp_path: Path) -> None:
         else:
             served += 1
             assert found == state, (at, bit)
+        for rest in folder.glob(f"{DATABASE}-*"):  # what the start has written beside the file
+            rest.unlink()
         (folder / DATABASE).write_bytes(damaged)
         after = logical(folder)
         if after != before:
@@ -256,7 +258,7 @@ def test_a_damaged_answer_is_not_repeated(original: Path, tmp_path: Path) -> Non
     folder, _ = place(original, tmp_path, "sqlite")
     assert folder is not None
     store = open_store(folder)
-    keys = [Key(answer.tenant, answer.key) for answer in store.contents().answers()]
+    keys = [IdempotencyKey(answer.tenant, answer.key) for answer in store.contents().answers()]
     store.close()
     change(folder, None, "UPDATE answers SET body = X'7B7D'")
     store = open_store(folder)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from tests.e2e.conftest import Open, Tell
 from tests.e2e.server import Server
+from tests.server.harness import Harness
 
+from slicewise.core import states
 from slicewise.journal.entries import GeometryRecord, ProfileRecord
 
 HELLOS = 20
@@ -35,7 +40,12 @@ def agent(server: Server, node: str) -> str:
 
 def hello(server: Server, token: str, geometry: GeometryRecord) -> tuple[int, Any]:
     """Start an agent session on a node with such GPUs."""
-    body = {
+    return server.ask("POST", "/v1/agent/hello", hello_body(geometry), token=token)
+
+
+def hello_body(geometry: GeometryRecord) -> dict[str, Any]:
+    """Return the hello of an agent on a node with one such GPU."""
+    return {
         "boot": "boot-1",
         "agent": "0.1.0",
         "driver": "580.65.06",
@@ -43,7 +53,6 @@ def hello(server: Server, token: str, geometry: GeometryRecord) -> tuple[int, An
         "geometry": msgspec.to_builtins(geometry),
         "gpus": [{"uuid": "GPU-0", "mig": True}],
     }
-    return server.ask("POST", "/v1/agent/hello", body, token=token)
 
 
 def models(server: Server) -> set[str]:
@@ -69,6 +78,31 @@ def test_an_agent_uses_the_memory_of_one_model(open_server: Open, tell: Tell) ->
     assert after - before < ROOM
     assert again - before < ROOM
     assert models(server) == {f"Made-{HELLOS - 1}"}
+
+
+def test_new_models_are_computed_beside_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The states of a model take a tenth of a second and more, in which nothing else is served."""
+    harness = Harness(tmp_path)
+    token = harness.token("agent", node="gpu-1")
+    computed: list[bool] = []
+    reachable = states._reachable
+
+    def noted(*given: Any) -> Any:
+        computed.append(threading.current_thread() is threading.main_thread())
+        return reachable(*given)
+
+    monkeypatch.setattr(states, "_reachable", noted)
+    try:
+        for number in range(3):
+            before = len(computed)
+            answer = harness.post("/v1/agent/hello", hello_body(model(number, 6)), token=token)
+            assert answer.status_code == 200, answer.text
+            assert len(computed) > before, "each model is new"
+        assert not any(computed)
+    finally:
+        harness.close()
 
 
 def test_refused_hellos_use_no_memory(open_server: Open) -> None:

@@ -6,13 +6,13 @@ import re
 from base64 import b64encode
 from dataclasses import replace
 from hashlib import sha256
-from html.parser import HTMLParser
 from typing import Any
 
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.collections import Collection
+from tests.lab.html_page import Page
 
 from slicewise.core.errors import SlicewiseError
 from slicewise.lab.figures.sweep import MAX_PANELS, sweep_curves, sweep_groups
@@ -36,7 +36,6 @@ META = SweepMeta(
     summary="3 policies",
     facts={"Runs": "4"},
 )
-VOID = {"meta", "input"}
 
 
 def steady(**changes: Any) -> Row:
@@ -289,39 +288,6 @@ def test_a_very_long_table_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # The page.
-
-
-class Page(HTMLParser):
-    """Reads a page strictly: every element that opens also closes."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.words = self.script = ""
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if "script" in self.open:
-            self.script += data
-        elif "style" not in self.open:
-            self.words += data + " "
-
-    def all(self, tag: str) -> list[dict[str, str | None]]:
-        return [attributes for name, attributes in self.elements if name == tag]
 
 
 def page(rows: list[Row], **changes: Any) -> Page:

@@ -3,68 +3,33 @@
 import re
 from collections import Counter
 from dataclasses import replace
-from html.parser import HTMLParser
 from typing import Any
 
 import pytest
+from tests.lab.html_page import Page
 
 from slicewise.lab.figures.bars import bars_at_demand, fragmentation_bars
 from slicewise.lab.figures.curves import demand_curves
 from slicewise.lab.figures.save import svg_text
 from slicewise.lab.figures.style import THEME
 from slicewise.lab.paper.comparison import Comparison, compare
-from slicewise.lab.paper.findings import findings
+from slicewise.lab.paper.readings import DIFFERENCES, ReadingName
 from slicewise.lab.paper.report import RunMeta, caption, render_report
 
 META = RunMeta(
+    reading=ReadingName.DATA,
     runs=1500,
     seed=7,
-    gpus=100,
     model="A100-80GB",
     lifetime="capacity",
     version="0.1.0",
     command="slicewise reproduce --runs 1500 --seed 7",
 )
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"><path id="{}"/></svg>'
-VOID = {"meta", "br", "hr", "img", "link", "input"}
 
 
-class Page(HTMLParser):
-    """Reads a page strictly: every element that opens also closes."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.words = ""
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if "style" not in self.open:
-            self.words += data + " "
-
-    def count(self, tag: str, **attributes: str) -> int:
-        return sum(
-            name == tag and all(found.get(k.rstrip("_")) == v for k, v in attributes.items())
-            for name, found in self.elements
-        )
-
-
-def render(comparison: Comparison, meta: RunMeta = META, **figures: str) -> str:
-    return render_report(meta, comparison, findings(comparison), figures)
+def render(data: Comparison, text: Comparison | None = None, meta: RunMeta = META) -> str:
+    return render_report(meta, {"data": data, "text": data if text is None else text}, {})
 
 
 @pytest.fixture(scope="module")
@@ -85,8 +50,8 @@ def whole(make_rows: Any) -> str:
     figures = {
         name: svg_text(drawing, name, caption(name).alt) for name, drawing in drawings.items()
     }
-    comparison = rows.compared()
-    return render_report(META, comparison, findings(comparison), figures)
+    text = make_rows({("acceptance_rate", "bimodal", "BF-BI"): 0.687})
+    return render_report(META, {"data": rows.compared(), "text": text.compared()}, figures)
 
 
 def test_the_page_is_complete_and_has_no_script(whole: str) -> None:
@@ -135,28 +100,53 @@ def test_the_page_describes_the_run(whole: str) -> None:
     assert page.count("p", role="note") == 0
 
 
-def test_tables_show_both_values_and_mark_what_differs(whole: str) -> None:
+def test_tables_show_both_readings_and_mark_what_differs(whole: str) -> None:
     page = Page(whole)
-    assert page.count("table") == 4 * 3 + 4
-    assert page.count("tr", class_="out") == page.count("span", class_="flag") - 1 == 2
+    assert page.count("table") == 4 * 3 + 4 + 3  # and the counts, the arithmetic, the readings
+    assert page.count("td", class_="out") == 2 * (2 + 1)
+    assert page.count("span", class_="flag") == 3 + 1
     assert (
-        '<tr class="out"><th scope="row">BF-BI</th><td>0.740</td>'
-        '<td>0.680 <span class="note">±&nbsp;0.010</span></td>'
-        '<td>\N{MINUS SIGN}0.060</td><td><span class="flag">outside</span></td></tr>'
+        '<tr><th scope="row">BF-BI</th><td>0.740</td>'
+        '<td class="out">0.680 <span class="note">±&nbsp;0.010</span></td>'
+        '<td class="out">\N{MINUS SIGN}0.060 <span class="flag">outside</span></td>'
+        '<td class="out">0.687 <span class="note">±&nbsp;0.010</span></td>'
+        '<td class="out">\N{MINUS SIGN}0.053 <span class="flag">outside</span></td></tr>'
     ) in whole
-    assert "<b>14 of 15</b>" in whole
-    assert "<b>12 of 12</b>" in whole
-    assert page.words.count("the reference") == 3
+    assert "<b>78 of 80</b>" in whole
+    assert "<b>79 of 80</b>" in whole
+    assert "<td>14 of 15</td><td>14 of 15</td>" in whole
+    assert "<td>19 of 20</td><td>20 of 20</td>" in whole
+    assert page.words.count("the reference") == 2 * 3
 
 
-def test_unexplained_differences_are_listed(whole: str, make_rows: Any) -> None:
-    assert "2 points are not explained" in whole
-    assert "0.017 against 0.414" in Page(whole).words
+def test_the_arithmetic_is_shown(whole: str) -> None:
+    words = " ".join(Page(whole).words.split())
+    assert "a multiple of 0.002%" in words
+    assert "5 of the 15 published shares" in words
+    assert "skew-small BF-BI 65.205 32602.5" in words
+    assert "whole only for 40, 80, 120, 160, 200" in words
+    assert "need 500, 1000, 1500, 2000 runs" in words
+
+
+def test_the_readings_are_explained_with_their_confidence(whole: str) -> None:
+    words = " ".join(Page(whole).words.split())
+    for point in DIFFERENCES:
+        for said in (point.title, point.data, point.text, point.confidence):
+            assert said in words
+
+
+def test_what_lies_outside_is_listed(whole: str, make_rows: Any) -> None:
+    assert "MFI uniform 0.017 against 0.414" in Page(whole).words
     agreeing = render(make_rows().compared())
-    assert "not explained</a>" not in agreeing
-    assert "Every number that was compared lies within its margin." in agreeing
-    one = render(make_rows({("acceptance_rate", "bimodal", "BF-BI"): 0.68}).compared())
-    assert "One point is not explained" in one
+    assert agreeing.count("<p>Nothing that was compared.</p>") == 2
+    assert "outside</span></td>" not in agreeing
+
+
+def test_a_reading_without_a_number_says_so(make_rows: Any) -> None:
+    rows = make_rows()
+    few = compare(rows.results, [])
+    page = Page(render(rows.compared(), few))
+    assert page.words.count("not run") == 20
 
 
 def test_figures_have_headings_captions_and_alternative_text(whole: str) -> None:
@@ -170,10 +160,10 @@ def test_figures_have_headings_captions_and_alternative_text(whole: str) -> None
 
 def test_hostile_text_stays_text(make_rows: Any) -> None:
     evil = "</style><script>alert(1)</script>\"'&"
-    meta = RunMeta(1, 1, 2, evil, evil, evil, evil, interrupted=evil)
+    meta = RunMeta(ReadingName.DATA, 1, 1, evil, evil, evil, evil, interrupted=evil)
     comparison = make_rows().compared()
     figures = {evil: SVG.format("a"), f"demand-{evil}": SVG.format("b")}
-    text = render_report(meta, comparison, [evil], figures)
+    text = render_report(meta, {"data": comparison}, figures)
     page = Page(text)
     assert page.count("script") == 0
     assert text.count("</style>") == 1
@@ -181,23 +171,12 @@ def test_hostile_text_stays_text(make_rows: Any) -> None:
 
 
 def test_an_interrupted_run_and_another_setting_are_announced(make_rows: Any) -> None:
-    meta = RunMeta(
-        20, 1, 8, "H100-80GB", "saturation", "1", "x", interrupted="12 of 20 runs were finished."
-    )
-    page = Page(render(make_rows().compared(), meta))
+    meta = replace(META, lifetime="saturation", interrupted="12 of 20 runs were finished.")
+    page = Page(render(make_rows().compared(), meta=meta))
     assert page.count("p", role="note") == 2
     assert "12 of 20 runs were finished." in page.words
-    assert "The published figures are for 100 A100-80GB GPUs" in page.words
+    assert "Lifetimes follow the rule \u201csaturation\u201d" in page.words
     assert "the paper's own words" in page.words
-
-
-def test_a_cause_that_is_known_is_not_called_unknown(make_rows: Any) -> None:
-    comparison = make_rows({("utilization_percent", "bimodal", "MFI"): 50.0}).compared()
-    assert "The cause of these differences is not known." in render(comparison)
-    for other in (replace(META, lifetime="saturation"), replace(META, gpus=10)):
-        text = render(comparison, other)
-        assert "The cause of these differences is not known." not in text
-        assert "accounts for part of these differences" in text
 
 
 def test_the_page_knows_the_colours_and_titles_of_the_figures(whole: str) -> None:
@@ -211,15 +190,17 @@ def test_the_page_knows_the_colours_and_titles_of_the_figures(whole: str) -> Non
 def test_a_report_without_comparable_figures() -> None:
     page = Page(render(Comparison(())))
     assert "Nothing that was run has a published figure" in page.words
-    assert page.count("table") == page.count("figure") == 0
+    assert page.count("figure") == 0
+    assert page.count("table") == 2  # the arithmetic and the readings
 
 
 def test_few_results_make_a_small_report() -> None:
     row = {"distribution": "bimodal", "policy": "MFI", "demand": 0.85}
     text = render(compare([row | {"acceptance_rate": 1.0, "scheduled_ratio_to_mfi": 1.0}], []))
-    assert text.count("<b>1 of 1</b>") == 1  # a ratio to itself is not judged
+    assert "<td>1 of 1</td><td>1 of 1</td>" in text
+    assert "<td>0 of 0</td><td>0 of 0</td>" in text  # a ratio to itself is not judged
     assert "<td>1.000</td><td>+0.005</td>" in text  # one run gives no interval
-    assert Page(text).count("table") == 2
+    assert Page(text).count("table") == 3 + 2
 
 
 def test_the_same_input_gives_the_same_page(make_rows: Any) -> None:

@@ -50,6 +50,7 @@ enum {
 #define NO_INSTANCE 0xFFFFFFFFu
 #define EVENTS_SUPPORTED 0xFF9Full /* as on an H200; only memory errors and XIDs are generated */
 #define BRAND_NVIDIA 14u
+#define VIRTUALIZATION_NONE 0u /* bare metal */
 #define CAPABLE_OF_GRAPHICS 0x2u
 
 typedef struct {

@@ -272,8 +272,10 @@ EXPORT nvmlReturn_t nvmlComputeInstanceGetInfo_v2(nvmlComputeInstance_t handle,
         return code;
     if (info == NULL)
         return end(&call, NVML_ERROR_INVALID_ARGUMENT);
+    /* The reference says "parent device", but the driver returns the MIG device: NVIDIA's own
+     * Kubernetes driver reads the new device's UUID through this handle. */
     *info = (nvmlComputeInstanceInfo_t){
-        .device = make_handle(GPU_HANDLE, target.number, 0),
+        .device = make_handle(MIG_HANDLE, target.number, target.compute->serial),
         .gpuInstance = make_handle(GI_HANDLE, target.number, target.instance->serial),
         .id = target.compute->id,
         .profileId = target.compute_profile->id,

@@ -25,6 +25,7 @@
     X(nvmlDeviceGetPciInfo_v3) \
     X(nvmlDeviceGetArchitecture) \
     X(nvmlDeviceGetBrand) \
+    X(nvmlDeviceGetVirtualizationMode) \
     X(nvmlDeviceGetCudaComputeCapability) \
     X(nvmlDeviceGetMemoryInfo) \
     X(nvmlDeviceGetMemoryInfo_v2) \

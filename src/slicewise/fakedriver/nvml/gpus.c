@@ -170,6 +170,9 @@ static nvmlReturn_t get_number(Function function, nvmlDevice_t device, unsigned 
     case F_nvmlDeviceGetBrand:
         *number = BRAND_NVIDIA;
         break;
+    case F_nvmlDeviceGetVirtualizationMode:
+        *number = VIRTUALIZATION_NONE;
+        break;
     default: /* nvmlDeviceGetMaxMigDeviceCount */
         *number = target.gpu->mig ? machine->mig_devices : 0;
         break;
@@ -195,6 +198,11 @@ EXPORT nvmlReturn_t nvmlDeviceGetArchitecture(nvmlDevice_t device, unsigned int 
 EXPORT nvmlReturn_t nvmlDeviceGetBrand(nvmlDevice_t device, unsigned int *brand)
 {
     return get_number(F_nvmlDeviceGetBrand, device, brand);
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetVirtualizationMode(nvmlDevice_t device, unsigned int *mode)
+{
+    return get_number(F_nvmlDeviceGetVirtualizationMode, device, mode);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned int *count)

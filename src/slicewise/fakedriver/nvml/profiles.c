@@ -29,20 +29,20 @@ EXPORT nvmlReturn_t nvmlDeviceSetMigMode(nvmlDevice_t device, unsigned int mode,
         return code;
     if (mode > 1 || activation == NULL)
         return end(&call, NVML_ERROR_INVALID_ARGUMENT);
+    *activation = NVML_SUCCESS;
+    bool occupied = false;
+    for (int slot = 0; slot < MAX_SLICES; slot++)
+        occupied |= target.gpu->instances[slot].serial != 0;
+    /* The reference has no such error, but a real driver refuses at once and changes nothing. The
+     * activation status is for a GPU that cannot be reset to change its mode. */
+    if (target.gpu->mig != mode && occupied)
+        return end(&call, NVML_ERROR_IN_USE);
     Gpu *gpu = &draft()->gpus[target.number];
     gpu->mig_pending = mode;
-    *activation = NVML_SUCCESS;
-    if (gpu->mig != mode) {
-        bool occupied = false;
-        for (int slot = 0; slot < MAX_SLICES; slot++)
-            occupied |= gpu->instances[slot].serial != 0;
-        if (occupied)
-            *activation = NVML_ERROR_IN_USE;
-        else if (machine->mode_needs_reset)
-            *activation = NVML_ERROR_RESET_REQUIRED;
-        else
-            gpu->mig = mode;
-    }
+    if (gpu->mig != mode && machine->mode_needs_reset)
+        *activation = NVML_ERROR_RESET_REQUIRED;
+    else
+        gpu->mig = mode;
     commit(&call);
     return end(&call, NVML_SUCCESS);
 }

@@ -1,13 +1,14 @@
 """The objects of the Kubernetes API, with the fields that the controller reads.
 
 A cluster of a thousand nodes publishes hundreds of thousands of devices, so objects are decoded
-directly into these structures, not through dictionaries.
+directly into these structures, not through dictionaries. Imports `journal` and `core` only.
 """
 
 from __future__ import annotations
 
 from slicewise.kubernetes.api.common import (
     Condition,
+    LabelSelector,
     ListMeta,
     ListOf,
     Meta,
@@ -17,7 +18,16 @@ from slicewise.kubernetes.api.common import (
     Status,
     WatchEvent,
 )
-from slicewise.kubernetes.api.core import Container, Lease, Namespace, Node, Pod, Taint, Toleration
+from slicewise.kubernetes.api.core import (
+    Container,
+    KubeletEvent,
+    Lease,
+    Namespace,
+    Node,
+    Pod,
+    Taint,
+    Toleration,
+)
 from slicewise.kubernetes.api.resource import (
     Configuration,
     Counter,
@@ -25,9 +35,17 @@ from slicewise.kubernetes.api.resource import (
     Device,
     DeviceClass,
     DeviceRequest,
+    DeviceTaint,
+    DeviceTaintRule,
+    DeviceToleration,
     Pool,
     ResourceClaim,
     ResourceSlice,
+)
+from slicewise.kubernetes.api.storage import (
+    PersistentVolume,
+    PersistentVolumeClaim,
+    StorageClass,
 )
 
 __all__ = [
@@ -39,6 +57,11 @@ __all__ = [
     "Device",
     "DeviceClass",
     "DeviceRequest",
+    "DeviceTaint",
+    "DeviceTaintRule",
+    "DeviceToleration",
+    "KubeletEvent",
+    "LabelSelector",
     "Lease",
     "ListMeta",
     "ListOf",
@@ -47,12 +70,15 @@ __all__ = [
     "Node",
     "NodeSelector",
     "NodeTerm",
+    "PersistentVolume",
+    "PersistentVolumeClaim",
     "Pod",
     "Pool",
     "Requirement",
     "ResourceClaim",
     "ResourceSlice",
     "Status",
+    "StorageClass",
     "Taint",
     "Toleration",
     "WatchEvent",

@@ -76,6 +76,13 @@ class NodeSelector(ApiObject, frozen=True):
     node_selector_terms: tuple[NodeTerm, ...] = ()
 
 
+class LabelSelector(ApiObject, frozen=True):
+    """Requirements on labels that must all hold."""
+
+    match_labels: dict[str, str] = msgspec.field(default_factory=dict)
+    match_expressions: tuple[Requirement, ...] = ()
+
+
 # Lists and watches
 
 Item = TypeVar("Item")

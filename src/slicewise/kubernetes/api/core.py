@@ -24,9 +24,16 @@ class NodeSpec(ApiObject, frozen=True):
     taints: tuple[Taint, ...] = ()
 
 
+class NodeInfo(ApiObject, frozen=True):
+    """What the kubelet says of its machine."""
+
+    boot_id: str = msgspec.field(default="", name="bootID")
+
+
 class NodeStatus(ApiObject, frozen=True):
     """The status of a node."""
 
+    node_info: NodeInfo = NodeInfo()
     allocatable: dict[str, str] = msgspec.field(default_factory=dict)
 
 
@@ -97,6 +104,24 @@ class Gate(ApiObject, frozen=True):
     name: str
 
 
+class VolumeClaimSource(ApiObject, frozen=True):
+    """A claim on a volume, by name."""
+
+    claim_name: str = ""
+
+
+class EphemeralSource(ApiObject, frozen=True):
+    """A volume of a claim that is created with the pod."""
+
+
+class PodVolume(ApiObject, frozen=True):
+    """A volume of a pod, if it has a claim."""
+
+    name: str = ""
+    persistent_volume_claim: VolumeClaimSource | None = None
+    ephemeral: EphemeralSource | None = None
+
+
 class PodSpec(ApiObject, frozen=True):
     """The spec of a pod."""
 
@@ -109,8 +134,11 @@ class PodSpec(ApiObject, frozen=True):
     affinity: Affinity | None = None
     tolerations: tuple[Toleration, ...] = ()
     resource_claims: tuple[PodClaim, ...] = ()
+    volumes: tuple[PodVolume, ...] = ()
     scheduling_gates: tuple[Gate, ...] = ()
     priority: int = 0
+    active_deadline_seconds: int | None = None
+    termination_grace_period_seconds: int | None = None
 
 
 class PodClaimStatus(ApiObject, frozen=True):
@@ -124,6 +152,7 @@ class PodStatus(ApiObject, frozen=True):
     """The status of a pod."""
 
     phase: str = "Pending"
+    start_time: str | None = None
     conditions: tuple[Condition, ...] = ()
     nominated_node_name: str = ""
     resource_claim_statuses: tuple[PodClaimStatus, ...] = ()
@@ -140,6 +169,25 @@ class Pod(ApiObject, frozen=True):
     def over(self) -> bool:
         """Whether the pod has ended and needs no resources."""
         return self.status.phase in ("Succeeded", "Failed")
+
+
+# Events
+
+
+class ObjectReference(ApiObject, frozen=True):
+    """The object that an event is about."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+
+
+class KubeletEvent(ApiObject, frozen=True):
+    """An event of the kubelet about a pod."""
+
+    metadata: Meta
+    involved_object: ObjectReference = ObjectReference()
+    message: str = ""
 
 
 # Leases

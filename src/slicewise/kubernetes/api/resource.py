@@ -51,6 +51,38 @@ class DeviceTaint(ApiObject, frozen=True):
     value: str = ""
 
 
+class DeviceToleration(ApiObject, frozen=True):
+    """A toleration of device taints."""
+
+    key: str = ""
+    operator: str = "Equal"
+    value: str = ""
+    effect: str = ""
+    toleration_seconds: int | None = None
+
+
+class TaintedDevices(ApiObject, frozen=True):
+    """The devices that a rule taints: all that match."""
+
+    driver: str | None = None
+    pool: str | None = None
+    device: str | None = None
+
+
+class TaintRuleSpec(ApiObject, frozen=True):
+    """The spec of a rule; without a selector it taints nothing."""
+
+    taint: DeviceTaint
+    device_selector: TaintedDevices | None = None
+
+
+class DeviceTaintRule(ApiObject, frozen=True):
+    """A taint that an admin puts on devices."""
+
+    metadata: Meta
+    spec: TaintRuleSpec
+
+
 class Device(ApiObject, frozen=True):
     """A device that can be allocated."""
 
@@ -145,6 +177,7 @@ class Exactly(ApiObject, frozen=True):
     allocation_mode: str = "ExactCount"
     count: int = 1
     admin_access: bool = False
+    tolerations: tuple[DeviceToleration, ...] = ()
     capacity: Any = None
 
 

@@ -40,7 +40,7 @@ Place = tuple[str, int]
 """The profile and the start of a device."""
 
 
-class Part(NamedTuple):
+class DeviceProperties(NamedTuple):
     """The properties of a device that determine the geometry of its GPU."""
 
     profile: str | None
@@ -52,7 +52,7 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Shape:
+class GpuLayout:
     """The geometry of a GPU, and the place of each device."""
 
     geometry: Geometry | None
@@ -65,11 +65,13 @@ class Library:
     """A cache of shapes and models: equal ones are computed once and are the same object."""
 
     def __init__(self) -> None:
-        self._shapes: dict[object, Shape] = {}
+        self._shapes: dict[object, GpuLayout] = {}
         self._records: dict[str, GeometryRecord] = {}
         self._geometries: dict[str, Geometry] = {}
 
-    def shape(self, product: str | None, counters: bytes, parts: tuple[Part, ...]) -> Shape:
+    def shape(
+        self, product: str | None, counters: bytes, parts: tuple[DeviceProperties, ...]
+    ) -> GpuLayout:
         """The shape of a GPU with these counters (as JSON) and devices."""
         key = (product, counters, parts)
         shape = self._shapes.get(key)
@@ -79,7 +81,9 @@ class Library:
             shape = self._shapes[key] = self._compute_shape(product, counters, parts)
         return shape
 
-    def _compute_shape(self, product: str | None, counters: bytes, parts: Sequence[Part]) -> Shape:
+    def _compute_shape(
+        self, product: str | None, counters: bytes, parts: Sequence[DeviceProperties]
+    ) -> GpuLayout:
         try:
             totals = _amounts(counters)
             taken = [_readable(part.takes) for part in parts]
@@ -93,12 +97,12 @@ class Library:
             )
             pieces = [reading for reading in readings if isinstance(reading, Piece)]
             if not pieces:
-                return Shape(None, tuple(map(str, readings)))
+                return GpuLayout(None, tuple(map(str, readings)))
             geometry = self._intern(named(_record(pieces, totals, len(slices)), product or ""))
         except SlicewiseError as error:
-            return Shape(None, (str(error),) * len(parts))
+            return GpuLayout(None, (str(error),) * len(parts))
         places = ((r.profile, r.start) if isinstance(r, Piece) else r for r in readings)
-        return Shape(geometry, tuple(places))
+        return GpuLayout(geometry, tuple(places))
 
     def _intern(self, record: GeometryRecord) -> Geometry:
         """The geometry of a record, under another model name if the name is taken."""
@@ -147,7 +151,9 @@ def _readable(counters: bytes) -> dict[str, Amount] | str:
 
 
 def _slices(
-    totals: Mapping[str, Amount], taken: Sequence[dict[str, Amount] | str], parts: Sequence[Part]
+    totals: Mapping[str, Amount],
+    taken: Sequence[dict[str, Amount] | str],
+    parts: Sequence[DeviceProperties],
 ) -> tuple[str, ...]:
     """The counters that are the slices of the GPU, in order."""
     families: dict[str, set[int]] = {}
@@ -177,7 +183,7 @@ def _slices(
 
 
 def _piece(
-    part: Part,
+    part: DeviceProperties,
     takes: Mapping[str, Amount],
     totals: Mapping[str, Amount],
     slices: Sequence[str],
@@ -203,7 +209,7 @@ def _piece(
     return Piece(part.profile or "", window[0], len(window), needs, part.memory, whole)
 
 
-def _whole_name(parts: Iterable[Part]) -> str:
+def _whole_name(parts: Iterable[DeviceProperties]) -> str:
     """A name for the whole GPU that no profile has."""
     taken = {part.profile for part in parts}
     name = WHOLE
@@ -335,7 +341,7 @@ def _budget(counter: str) -> str:
 
 
 @dataclass(frozen=True)
-class Limit:
+class CounterLimit:
     """The total of a counter, and the amount that each profile takes."""
 
     name: str
@@ -350,19 +356,21 @@ class Limits:
 
     compute: int
     """The most compute slices that can be in use."""
-    others: tuple[Limit, ...]
+    others: tuple[CounterLimit, ...]
 
 
-def _in_whole_numbers(name: str, total: Amount, needs: Sequence[Amount]) -> Limit:
+def _in_whole_numbers(name: str, total: Amount, needs: Sequence[Amount]) -> CounterLimit:
     """A counter in the largest unit of which all profiles take multiples."""
     scale = math.lcm(*(Fraction(need).denominator for need in needs))
     whole = [int(need * scale) for need in needs]
     unit = math.gcd(*whole) or 1
-    return Limit(name, math.floor(total * scale / unit), tuple(need // unit for need in whole))
+    return CounterLimit(
+        name, math.floor(total * scale / unit), tuple(need // unit for need in whole)
+    )
 
 
 def binding_limits(
-    windows: Sequence[tuple[int, int]], compute: Sequence[int], counters: Mapping[str, Limit]
+    windows: Sequence[tuple[int, int]], compute: Sequence[int], counters: Mapping[str, CounterLimit]
 ) -> Limits:
     """The smallest set of limits that allows exactly what all counters together allow.
 
@@ -377,8 +385,8 @@ def binding_limits(
         for limit, most in zip(every, _most(windows, (), every), strict=True)
         if most > limit.total
     ]
-    usable = _most(windows, left, [Limit("compute", 0, tuple(compute))])[0]
-    slots = Limit("compute", max(usable, *compute, 1), tuple(compute))
+    usable = _most(windows, left, [CounterLimit("compute", 0, tuple(compute))])[0]
+    slots = CounterLimit("compute", max(usable, *compute, 1), tuple(compute))
     # Large totals first: of two equivalent counters, the one with the larger unit stays.
     for limit in sorted(left, key=lambda limit: (-limit.total, limit.name)):
         others = [other for other in left if other is not limit]
@@ -388,7 +396,9 @@ def binding_limits(
 
 
 def _most(
-    windows: Sequence[tuple[int, int]], limits: Sequence[Limit], watched: Sequence[Limit]
+    windows: Sequence[tuple[int, int]],
+    limits: Sequence[CounterLimit],
+    watched: Sequence[CounterLimit],
 ) -> tuple[int, ...]:
     """The most of each ``watched`` counter that can be in use under ``limits`` and the slices."""
     taking = [

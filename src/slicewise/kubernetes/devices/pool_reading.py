@@ -17,8 +17,9 @@ import msgspec
 
 from slicewise.core.errors import SlicewiseError
 from slicewise.core.geometry import Geometry
-from slicewise.kubernetes.api import CounterSet, Device, Meta, Pool, ResourceSlice
-from slicewise.kubernetes.devices.geometry import Library, Part, Place, encode
+from slicewise.kubernetes.api import CounterSet, Device, DeviceTaint, Meta, Pool, ResourceSlice
+from slicewise.kubernetes.devices.device_taints import keeps_away
+from slicewise.kubernetes.devices.geometry import DeviceProperties, Library, Place, encode
 
 __all__ = [
     "Gpu",
@@ -48,11 +49,11 @@ class Gpu:
     """Empty if the driver does not publish it."""
     geometry: Geometry
     devices: Mapping[Place, str]
-    """The devices that may be allocated, by profile and start."""
+    """By profile and start: the device to allocate, if possible one without a taint."""
     places: Mapping[str, Place]
     """The places of all devices that have one, including tainted devices."""
-    tainted: Mapping[str, str]
-    """The devices that must not be allocated, with the reason."""
+    taints: frozenset[DeviceTaint]
+    """The taints of its devices that keep claims away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,27 +177,30 @@ def _gpu(
     )
     offered: dict[Place, str] = {}
     places: dict[str, Place] = {}
-    tainted: dict[str, str] = {}
+    taints: set[DeviceTaint] = set()
+    marked: dict[Place, str] = {}
     for device, place in zip(devices, shape.places, strict=True):
         name = device.name
         if isinstance(place, str):
             odd[name] = Odd(place, (counters.name,))
             continue
         places[name] = place
-        if device.taints and (taint := _taint(device)) is not None:
-            tainted[name] = taint
-        else:
-            offered.setdefault(place, name)
+        found = [taint for taint in device.taints if keeps_away(taint)]
+        taints.update(found)
+        (marked if found else offered).setdefault(place, name)
+    offered = marked | offered
     if shape.geometry is None:
         return None
     uuid = _uuid(devices, driver)
-    return Gpu(driver, pool, node, counters.name, uuid, shape.geometry, offered, places, tainted)
+    return Gpu(
+        driver, pool, node, counters.name, uuid, shape.geometry, offered, places, frozenset(taints)
+    )
 
 
-def _part(device: Device, driver: str) -> Part:
+def _part(device: Device, driver: str) -> DeviceProperties:
     capacity = device.capacity
     memory = capacity.get("memory") or capacity.get(f"{driver}/memory")
-    return Part(
+    return DeviceProperties(
         _text(device, driver, "profile"),
         _text(device, driver, "type"),
         memory.value if memory else None,
@@ -214,15 +218,6 @@ def _text(device: Device, driver: str, name: str) -> str | None:
                 found = attributes[other]
                 break
     return found.string if found is not None else None
-
-
-def _taint(device: Device) -> str | None:
-    """The taint that keeps claims away from a device, as text."""
-    for taint in device.taints:
-        if taint.effect in ("NoSchedule", "NoExecute"):
-            value = f"={taint.value}" if taint.value else ""
-            return f"taint {taint.key}{value}:{taint.effect}"
-    return None
 
 
 def _uuid(devices: Iterable[Device], driver: str) -> str:

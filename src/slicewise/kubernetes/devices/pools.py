@@ -7,7 +7,8 @@ takes nothing new; it stays while claims have devices of it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from slicewise.control.geometries import record_of
@@ -21,8 +22,11 @@ from slicewise.journal.entries import (
     NodeRemoved,
     NodeTurned,
 )
+from slicewise.kubernetes.api import DeviceTaint, DeviceTaintRule
+from slicewise.kubernetes.devices.device_taints import Tolerations, selects, tolerated
 from slicewise.kubernetes.devices.pool_reading import Gpu, Place, PoolReading
 
+_TAINTED = "tainted"
 PoolKey = tuple[str, str]
 """Driver and pool."""
 
@@ -65,6 +69,9 @@ class Pools:
         self._holds: defaultdict[int, set[str]] = defaultdict(set)
         """By GPU: the reasons for which it takes nothing new."""
         self._gpus: dict[int, Gpu] = {}
+        self._rules: dict[str, DeviceTaintRule] = {}
+        self._tainted: dict[int, frozenset[DeviceTaint]] = {}
+        """By GPU: the taints of its devices. A tainted GPU is held."""
         self.freed = 0
         """Grows whenever devices become available."""
 
@@ -185,7 +192,62 @@ class Pools:
         for group in pool.groups:
             for gpu, name in zip(self._state.nodes[group.node].gpus, group.sets, strict=True):
                 self._gpus[gpu] = by_set[name]
-                self.hold(gpu, "tainted", bool(by_set[name].tainted))
+                self._taint(gpu)
+
+    # Taints
+
+    def set_rule(self, rule: DeviceTaintRule) -> None:
+        """Add or update a rule that taints devices."""
+        self._rules[rule.metadata.name] = rule
+        self._rules_changed()
+
+    def drop_rule(self, name: str) -> None:
+        """Remove a deleted rule."""
+        if self._rules.pop(name, None) is not None:
+            self._rules_changed()
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """The names of the rules."""
+        return tuple(self._rules)
+
+    def _rules_changed(self) -> None:
+        for gpu in list(self._gpus):
+            self._taint(gpu)
+        self.freed += 1  # for claims that tolerate other taints
+
+    def _taint(self, number: int) -> None:
+        gpu = self._gpus[number]
+        taints = gpu.taints.union(
+            rule.spec.taint
+            for rule in self._rules.values()
+            if selects(rule, gpu.driver, gpu.pool, gpu.places)
+        )
+        if taints:
+            self._tainted[number] = taints
+        else:
+            self._tainted.pop(number, None)
+        self.hold(number, _TAINTED, bool(taints))
+
+    @contextmanager
+    def tolerating(self, requests: Collection[Tolerations]) -> Iterator[None]:
+        """Open the tainted GPUs for requests that all tolerate their taints."""
+        if not self._tainted or not all(requests):
+            yield
+            return
+        cluster = self._state.cluster
+        opened = [
+            gpu
+            for gpu, taints in self._tainted.items()
+            if self._holds[gpu] == {_TAINTED} and tolerated(taints, requests)
+        ]
+        for gpu in opened:
+            cluster.unhold(gpu)
+        try:
+            yield
+        finally:
+            for gpu in opened:
+                cluster.hold(gpu)
 
     def _remove(self, key: PoolKey) -> None:
         """Remove a pool with its nodes and claims."""
@@ -195,6 +257,7 @@ class Pools:
         del self._pools[key]
         for gpu in gone:
             self._holds.pop(gpu, None)
+            self._tainted.pop(gpu, None)
             del self._gpus[gpu]
         for group in pool.groups:
             self._enter(NodeRemoved(group.node))

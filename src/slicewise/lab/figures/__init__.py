@@ -1,4 +1,4 @@
 """Drawings and the report of a sweep: rows of results and GPUs as matplotlib figures.
 
-`save` writes figures to files. Needs the extra ``lab``.
+`save` writes figures to files. May import the rest of the lab; needs the extra ``lab``.
 """

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from slicewise.core.errors import SlicewiseError
 from slicewise.lab.figures.rows import (
@@ -47,8 +47,6 @@ _WIDE_SPAN = 20.0
 _MANY_DECADES = 500.0
 """Ratio up to which a logarithmic scale has room for lines at 2 and 5."""
 _SAME_DEMAND = 1e-6
-_TAILS = {95: "_", 99: "v"}
-"""Markers of percentiles."""
 
 
 def bars_at_demand(
@@ -225,33 +223,3 @@ def _legend(figure: Figure, rows: Sequence[Row], published: bool) -> None:
         handles.append(diamond)
     columns = legend_columns([str(h.get_label()) for h in handles], figure.get_figwidth())
     figure.legend(handles=handles, loc="outside upper left", ncols=columns)
-
-
-def waiting_bars(rows: Iterable[Row]) -> Figure:
-    """Draw the mean wait of placed requests, in percent of the mean lifetime, by distribution.
-
-    Markers show the 95th and the 99th percentile.
-    """
-    every = require_rows(rows, "bars")
-    by_cell = _by_cell(every)
-    distributions, policies = distinct(every, "distribution"), distinct(every, "policy")
-    with house_style():
-        figure = Figure(figsize=(10, 4.6), layout="constrained")
-        axes = figure.subplots()
-        for index, policy in enumerate(policies):
-            places, _ = _draw_policy(axes, every, "mean_wait_lifetimes", index)
-            found = [by_cell.get((distribution, policy)) for distribution in distributions]
-            for percent, marker in _TAILS.items():
-                tails = [value(row, f"wait_p{percent}_lifetimes") for row in found]
-                axes.plot(places, tails, marker, color=policy_style(policy).colour, markersize=9)
-        _name_distributions(axes, distributions)
-        axes.set_ylim(bottom=0)
-        axes.yaxis.set_major_formatter(PercentFormatter(1))
-        axes.set_ylabel("wait, of the mean lifetime")
-        light_grid(axes)
-        handles, labels = axes.get_legend_handles_labels()
-        for percent, marker in _TAILS.items():
-            handles.append(Line2D([], [], color=INK, linestyle="none", marker=marker))
-            labels.append(f"{percent}% wait no longer")
-        figure.legend(handles, labels, loc="outside upper left", ncols=6)
-    return figure

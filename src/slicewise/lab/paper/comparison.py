@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slicewise.lab.paper.published import RATIO, REFERENCE, Published, published
+from slicewise.lab.paper.published import RATIO, REFERENCE, PublishedFigures, published
 
 Row = Mapping[str, Any]
 """A row of results: plain values, with the interval of a figure as ``..._ci95``."""
@@ -15,6 +15,8 @@ Row = Mapping[str, Any]
 _SAME_DEMAND = 1e-6
 _ROUNDING = 1e-9
 """Tolerance with which a difference of exactly the margin counts as within it."""
+_DECIMALS = 3
+"""As many as the published shares of active GPUs have."""
 _AVERAGED = "fragmentation"
 """The quantity that is compared as a mean over all demand rows, not at one of them."""
 
@@ -27,10 +29,9 @@ class Quantity:
     """The column of the results."""
     title: str
     description: str
-    margin: float
+    margin: float = 0.0
     relative: float = 0.0
-    """A share of the published value that is allowed instead if it is larger."""
-    decimals: int = 3
+    """The margin as a share of the published value, where that is what counts."""
     unit: str = ""
 
     @property
@@ -41,20 +42,19 @@ class Quantity:
     @property
     def margin_text(self) -> str:
         """The margin for people to read."""
-        text = f"{self.margin:g}{' points' if self.unit == '%' else ''}"
-        if not self.relative:
-            return text
-        return f"{text} or {100 * self.relative:g}% of the published value, whichever is more"
+        if self.relative:
+            return f"{100 * self.relative:g}% of the published value"
+        unit = "point" if self.margin == 1 else "points"
+        return f"{self.margin:g}{f' {unit}' if self.unit == '%' else ''}"
 
-    def within(self, published: float, ours: float, margin: float | None = None) -> bool:
-        """Return whether two values agree, by the margin of the quantity unless one is given."""
-        if margin is None:
-            margin = max(self.margin, self.relative * abs(published))
+    def within(self, published: float, ours: float) -> bool:
+        """Return whether two values agree."""
+        margin = max(self.margin, self.relative * abs(published))
         return abs(ours - published) <= margin + _ROUNDING
 
     def text(self, value: float) -> str:
-        """Format a value with its significant digits."""
-        return f"{value:.{self.decimals}f}"
+        """Format a value."""
+        return f"{value:.{_DECIMALS}f}"
 
 
 QUANTITIES = (
@@ -62,36 +62,33 @@ QUANTITIES = (
         "acceptance_rate",
         "Acceptance rate",
         "The share of the requests in the row that were placed.",
-        margin=0.04,
+        margin=0.02,
     ),
     Quantity(
         RATIO,
         "Scheduled workloads relative to MFI",
         "The requests placed so far, divided by those that MFI placed of the same arrivals.",
-        margin=0.06,
+        margin=0.015,
     ),
     Quantity(
         "utilization_percent",
         "Utilization",
-        "The memory slices in use, in %.",
-        margin=3,
-        decimals=1,
+        "The slices in use, in %: memory slices, or the mean of compute and memory.",
+        margin=1,
         unit="%",
     ),
     Quantity(
         "active_gpus_percent",
         "Active GPUs",
         "The GPUs with at least one instance, in %.",
-        margin=6,
-        decimals=1,
+        margin=1.5,
         unit="%",
     ),
     Quantity(
         "fragmentation",
         "Fragmentation",
-        "The score F, averaged over all GPUs and over all demand rows.",
-        margin=0.1,
-        relative=0.25,
+        "The mean score F of a run: over all GPUs and rows, or over active GPUs and slots.",
+        relative=0.15,
     ),
 )
 """In the order of the report."""
@@ -154,6 +151,11 @@ class Comparison:
     cells: tuple[Cell, ...]
 
     @property
+    def agreeing(self) -> int:
+        """The number of figures within their margin."""
+        return sum(cell.within for cell in self.cells)
+
+    @property
     def quantities(self) -> tuple[Quantity, ...]:
         """The quantities that have cells, in the order of the report."""
         present = {cell.figure for cell in self.cells}
@@ -163,20 +165,44 @@ class Comparison:
         """Return the cells of one quantity."""
         return tuple(cell for cell in self.cells if cell.figure == figure)
 
-    def by_distribution(self, figure: str) -> dict[str, list[Cell]]:
-        """Return the cells of one quantity, grouped by distribution."""
-        groups: dict[str, list[Cell]] = {}
-        for cell in self.of(figure):
-            groups.setdefault(cell.distribution, []).append(cell)
-        return groups
-
     def judged(self, figure: str) -> tuple[Cell, ...]:
         """Return the cells of one quantity that can differ: all but MFI relative to itself."""
         return tuple(cell for cell in self.of(figure) if not cell.is_reference)
 
 
+@dataclass(frozen=True)
+class SideBySide:
+    """One number of the paper, and our number for it under each reading that has one."""
+
+    quantity: Quantity
+    distribution: str
+    policy: str
+    published: float
+    cells: Mapping[str, Cell]
+    """By the name of the reading."""
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether all values are 1 by definition."""
+        return any(cell.is_reference for cell in self.cells.values())
+
+
+def side_by_side(comparisons: Mapping[str, Comparison]) -> tuple[SideBySide, ...]:
+    """Return every compared number once, in the order of the report."""
+    found: dict[tuple[int, str, str], dict[str, Cell]] = {}
+    for name, comparison in comparisons.items():
+        for cell in comparison.cells:
+            key = QUANTITIES.index(cell.quantity), cell.distribution, cell.policy
+            found.setdefault(key, {})[name] = cell
+    lines: list[SideBySide] = []
+    for (quantity, distribution, policy), cells in sorted(found.items(), key=lambda f: f[0][0]):
+        published = next(iter(cells.values())).published
+        lines.append(SideBySide(QUANTITIES[quantity], distribution, policy, published, cells))
+    return tuple(lines)
+
+
 def compare(
-    results: Iterable[Row], fragmentation: Iterable[Row], paper: Published | None = None
+    results: Iterable[Row], fragmentation: Iterable[Row], paper: PublishedFigures | None = None
 ) -> Comparison:
     """Compare results with the published figures; numbers that only one side has are skipped.
 
@@ -193,7 +219,7 @@ def compare(
     return Comparison(tuple(cells))
 
 
-def _cells(quantity: Quantity, rows: Sequence[Row], paper: Published) -> list[Cell]:
+def _cells(quantity: Quantity, rows: Sequence[Row], paper: PublishedFigures) -> list[Cell]:
     ours = {(row["distribution"], row["policy"]): row for row in rows}
     cells: list[Cell] = []
     for distribution, by_policy in paper.figures[quantity.key].items():

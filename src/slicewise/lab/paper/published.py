@@ -20,7 +20,7 @@ RATIO = "scheduled_ratio_to_mfi"
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedFigures:
     """The published figures and their setting."""
 
     title: str
@@ -44,7 +44,7 @@ class Published:
 
 
 @cache
-def published() -> Published:
+def published() -> PublishedFigures:
     """Return the published figures from the package's data file."""
     text = files(__package__).joinpath("published.json").read_text(encoding="utf-8")
     data = json.loads(text)
@@ -53,7 +53,7 @@ def published() -> Published:
     sources: dict[str, str] = {k: v["source"] for k, v in data["figures"].items()}
     figures[RATIO] = _ratios(figures.pop("scheduled_workloads_percent"))
     sources[RATIO] = sources.pop("scheduled_workloads_percent")
-    return Published(
+    return PublishedFigures(
         title=paper["title"],
         authors=tuple(paper["authors"]),
         year=paper["year"],

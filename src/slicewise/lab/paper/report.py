@@ -1,14 +1,22 @@
-"""The HTML report of a reproduction: our figures beside the published ones."""
+"""The HTML report of a reproduction: both readings beside the published figures."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from slicewise.lab.html import render_page
-from slicewise.lab.paper.comparison import Comparison
-from slicewise.lab.paper.findings import readings, unexplained
+from slicewise.lab.paper.arithmetic import (
+    MOST_GPUS,
+    MOST_RUNS,
+    impossible,
+    possible_gpus,
+    possible_runs,
+)
+from slicewise.lab.paper.comparison import Comparison, Quantity, SideBySide, side_by_side
+from slicewise.lab.paper.findings import findings, outside
 from slicewise.lab.paper.published import published
+from slicewise.lab.paper.readings import DIFFERENCES, READINGS, ReadingName, common_points
 
 _CLOSEST_LIFETIME = "capacity"
 """The lifetime rule that gives the paper's figures."""
@@ -18,9 +26,10 @@ _CLOSEST_LIFETIME = "capacity"
 class RunMeta:
     """What was run, in enough detail to run it again."""
 
+    reading: ReadingName
+    """The reading that the figures show."""
     runs: int
     seed: int
-    gpus: int
     model: str
     lifetime: str
     """The rule for lifetimes: capacity or saturation."""
@@ -52,8 +61,8 @@ _CAPTIONS = {
     ),
     "fragmentation": Caption(
         "Average fragmentation",
-        "The mean score F over all GPUs, averaged over the demand rows; less is better. The scale "
-        "is logarithmic if small values would be invisible otherwise.",
+        "The mean score F of a run; less is better. The scale is logarithmic if small values "
+        "would be invisible otherwise.",
         "Bars of the average fragmentation by distribution and policy, with the published values "
         "as diamonds. The tables of this page hold the same numbers.",
     ),
@@ -77,35 +86,48 @@ def caption(name: str) -> Caption:
 
 
 def render_report(
-    meta: RunMeta,
-    comparison: Comparison,
-    findings: Sequence[str],
-    figures: Mapping[str, str],
+    meta: RunMeta, comparisons: Mapping[str, Comparison], figures: Mapping[str, str]
 ) -> str:
-    """Return the page: findings, side-by-side tables, figures and how to read them.
+    """Return the page: counts, the arithmetic, side-by-side tables, figures, how to read them.
 
-    ``figures`` are SVG elements by name (`figures.save.svg_text`), in the order of the page.
+    ``comparisons`` are by the name of the reading. ``figures`` are SVG elements by name
+    (`figures.save.svg_text`), in the order of the page.
     """
     paper = published()
-    open_points = unexplained(comparison)
     return render_page(
         "report.html",
         style="report.css",
         title="slicewise beside the paper",
         meta=meta,
         paper=paper,
-        same_setting=(meta.model, meta.gpus) == (paper.model, paper.gpus),
         closest_lifetime=_CLOSEST_LIFETIME,
-        comparison=comparison,
-        findings=[finding for finding in findings if finding not in open_points],
-        open_points=open_points,
+        readings={name: READINGS[ReadingName(name)] for name in comparisons},
+        comparisons=comparisons,
+        findings={name: findings(each) for name, each in comparisons.items()},
+        outside={name: outside(each) for name, each in comparisons.items()},
+        tables=_tables(side_by_side(comparisons)),
+        impossible=impossible(paper.gpus),
+        possible_gpus=possible_gpus(),
+        most_gpus=MOST_GPUS,
+        possible_runs=possible_runs(),
+        most_runs=MOST_RUNS,
+        differences=DIFFERENCES,
         run_facts={
             "Runs": f"{meta.runs:,} (the paper: {paper.runs:,})",
             "Seed": meta.seed,
-            "Cluster": f"{meta.gpus:,} {meta.model} GPUs",
+            "GPU model": meta.model,
             "Lifetimes": meta.lifetime,
             "Version": f"slicewise {meta.version}",
         },
         figures=[(caption(name), svg) for name, svg in figures.items()],
-        readings=readings(meta.lifetime),
+        common_points=common_points(meta.lifetime),
     )
+
+
+def _tables(lines: Iterable[SideBySide]) -> dict[Quantity, dict[str, list[SideBySide]]]:
+    """Return the lines by quantity and distribution, in their order."""
+    tables: dict[Quantity, dict[str, list[SideBySide]]] = {}
+    for line in lines:
+        groups = tables.setdefault(line.quantity, {})
+        groups.setdefault(line.distribution, []).append(line)
+    return tables

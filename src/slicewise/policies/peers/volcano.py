@@ -52,7 +52,7 @@ class Volcano(ScanPolicy):
     """The fullest GPU whose template has the profile free, else an empty GPU.
 
     Which template a GPU took cannot always be seen from what is left on it, so it is remembered;
-    for GPUs that were filled by someone else it is the first that fits what is there.
+    for GPUs that were filled by other policies it is the first that fits what is there.
     """
 
     name = "peer-volcano"

@@ -44,7 +44,7 @@ _problem = msgspec.json.Decoder(Problem).decode
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class PodAllocations:
     """The allocations of a pod."""
 
     pod: Pod
@@ -62,9 +62,9 @@ def holders(tenant: TenantStatus | None, state: State, uid: str) -> list[Allocat
     return [record for record in records if record.labels.get(UID) == uid]
 
 
-def allocations_by_pod(state: State) -> dict[str, Held]:
+def allocations_by_pod(state: State) -> dict[str, PodAllocations]:
     """The allocations of all pods, by UID."""
-    found: dict[str, Held] = {}
+    found: dict[str, PodAllocations] = {}
     for record in state.allocations.values():
         labels = record.labels
         # The tenant of a pod is its namespace. Others may use the same labels.
@@ -73,7 +73,7 @@ def allocations_by_pod(state: State) -> dict[str, Held]:
             ids = (record.id,) if earlier is None else (*earlier.allocations, record.id)
             pod = bare_pod(record.tenant.name, labels[POD], labels[UID])
             node = record.parts[0].node if record.parts else ""
-            found[pod.uid] = Held(pod, node, ids, record.placed or record.requested)
+            found[pod.uid] = PodAllocations(pod, node, ids, record.placed or record.requested)
     return found
 
 
@@ -91,7 +91,7 @@ class Binder:
         self._locks: dict[str, asyncio.Lock] = {}
         self.busy: Counter[str] = Counter()
         """Bindings in progress, by UID."""
-        self.held: dict[str, Held] = {}
+        self.held: dict[str, PodAllocations] = {}
         """Allocations of pods by UID, as far as this process knows."""
         self.bound: set[str] = set()
         """UIDs of pods that are bound to the node of their instances."""
@@ -153,7 +153,7 @@ class Binder:
             return _problem(outcome.answer.body).detail
         ids = tuple(view.id for view in _batch(outcome.answer.body).allocations)
         bare = bare_pod(namespace, pod.metadata.name, pod.uid)
-        self.held[pod.uid] = Held(bare, node, ids, context.runtime.clock())
+        self.held[pod.uid] = PodAllocations(bare, node, ids, context.runtime.clock())
         try:
             records = await self._wait_active(context, ids)
             parts = [part for record in records for part in record.parts]

@@ -21,8 +21,7 @@ from slicewise.control.pods import Pod, Pods
 from slicewise.control.quota import excess
 from slicewise.control.state import NodeStatus, State, TenantStatus, request_of
 from slicewise.core.geometry import Geometry
-from slicewise.core.request import Reason
-from slicewise.core.request import Request as Asked
+from slicewise.core.request import Reason, Request
 from slicewise.engine.offers import Offers
 from slicewise.journal.entries import NodePhase, Part
 from slicewise.server.app import Route
@@ -31,7 +30,7 @@ from slicewise.server.context import AppContext
 from slicewise.server.extender.binding import Binder, holders
 from slicewise.server.extender.pod_requests import wants_of
 from slicewise.server.extender.pod_watch import PodWatch
-from slicewise.server.requests import Reply, Request, reply
+from slicewise.server.requests import HttpRequest, Reply, reply
 
 BODY_BYTES = 8 << 20
 """A pod may have 1.5 MiB; the names of all nodes come with it."""
@@ -136,7 +135,7 @@ class Extender:
         """Watch the pods of the cluster as long as the service runs."""
         await self.pod_watch.run(context)
 
-    async def filter(self, context: AppContext, request: Request) -> Reply:
+    async def filter(self, context: AppContext, request: HttpRequest) -> Reply:
         """The nodes with room for all instances of a pod, and the reasons against the others."""
         pod, names = await _read(request)
         try:
@@ -155,7 +154,7 @@ class Extender:
             )
         )
 
-    async def prioritize(self, context: AppContext, request: Request) -> Reply:
+    async def prioritize(self, context: AppContext, request: HttpRequest) -> Reply:
         """The rank of each node by the policy: 10 for the best, 9 for the next, down to 0."""
         pod, names = await _read(request)
         order = judge(context, pod, names).feasible
@@ -164,7 +163,7 @@ class Extender:
             scores |= {name: max(0, BEST - place) for place, name in enumerate(order)}
         return _reply([HostPriority(host=name, score=score) for name, score in scores.items()])
 
-    async def bind(self, context: AppContext, request: Request) -> Reply:
+    async def bind(self, context: AppContext, request: HttpRequest) -> Reply:
         """Place the instances of a pod durably, then bind the pod. Idempotent."""
         args = await request.body(ExtenderBindingArgs)
         context.check(request.caller)
@@ -184,7 +183,7 @@ def _reply(result: View | list[HostPriority]) -> Reply:
     return reply(Answer(200, msgspec.json.encode(result)))
 
 
-async def _read(request: Request) -> tuple[Pod, tuple[str, ...]]:
+async def _read(request: HttpRequest) -> tuple[Pod, tuple[str, ...]]:
     request.allow(BODY_BYTES)
     args = await request.body(ExtenderArgs)
     if args.node_names is None:
@@ -257,7 +256,7 @@ def _closed(node: NodeStatus | None) -> str | None:
 class _QuotaCheck:
     """Checks a request against the quota of a tenant, once for each GPU model."""
 
-    def __init__(self, tenant: TenantStatus | None, asked: list[Asked]) -> None:
+    def __init__(self, tenant: TenantStatus | None, asked: list[Request]) -> None:
         self._tenant = tenant
         self._asked = asked
         self._known: dict[Geometry, str | None] = {}

@@ -25,7 +25,7 @@ from slicewise.control.pods import (
     PodsUnknown,
 )
 from slicewise.server.context import AppContext
-from slicewise.server.extender.binding import ACTOR, Binder, Held, allocations_by_pod
+from slicewise.server.extender.binding import ACTOR, Binder, PodAllocations, allocations_by_pod
 
 log = logger()
 
@@ -168,7 +168,7 @@ class PodWatch:
                 else:
                     log.info("watch of pods started")
 
-    def _note(self, pod: Pod, held: Held) -> None:
+    def _note(self, pod: Pod, held: PodAllocations) -> None:
         if pod.over:
             self._ended.add(pod.uid)
             self._news.set()

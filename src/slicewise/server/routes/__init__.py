@@ -1,1 +1,4 @@
-"""The handlers of the API, one module for each resource; `table.py` lists all routes."""
+"""The handlers of the API, one module for each resource; `table.py` lists all routes.
+
+May import the server, the runtime and the packages below them.
+"""

@@ -19,7 +19,7 @@ from slicewise.core.states import state_space
 from slicewise.core.tables import drop_tables
 from slicewise.journal.entries import GeometryRecord
 from slicewise.server.context import AppContext
-from slicewise.server.requests import DisconnectedError, Query, Reply, Request, reply
+from slicewise.server.requests import DisconnectedError, HttpRequest, Query, Reply, reply
 
 MAX_WAIT = 60
 _MAX_PROFILES = 64
@@ -38,7 +38,7 @@ class DesiredQuery(Query, frozen=True):
     """Seconds."""
 
 
-async def hello(context: AppContext, request: Request) -> Reply:
+async def hello(context: AppContext, request: HttpRequest) -> Reply:
     """Begin a session; a new node is registered."""
     node = _node(request)
     _require_leader(context)
@@ -57,7 +57,7 @@ async def hello(context: AppContext, request: Request) -> Reply:
     return answer
 
 
-async def _hello_of_new_model(context: AppContext, request: Request, command: Hello) -> Reply:
+async def _hello_of_new_model(context: AppContext, request: HttpRequest, command: Hello) -> Reply:
     """Compute the states of a new model in a thread, before the commit loop needs them.
 
     One model at a time, since its tables may be large. They are dropped if the hello is refused.
@@ -73,7 +73,7 @@ async def _hello_of_new_model(context: AppContext, request: Request, command: He
                 return await context.write(request, command)
             finally:
                 if record.model not in context.state.geometries:
-                    drop_tables()
+                    drop_tables(geometry_of(record))
     return await context.write(request, command)
 
 
@@ -111,7 +111,7 @@ def _compute_states(record: GeometryRecord) -> None:
     state_space(geometry)
 
 
-async def desired(context: AppContext, request: Request) -> Reply:
+async def desired(context: AppContext, request: HttpRequest) -> Reply:
     """The desired state of the node: immediately if it has changed, otherwise when it changes.
 
     A poll also ends when its token is revoked or expires.
@@ -144,7 +144,7 @@ async def desired(context: AppContext, request: Request) -> Reply:
             await _wait(request, changed, left)
 
 
-async def _wait(request: Request, changed: asyncio.Event, seconds: float) -> None:
+async def _wait(request: HttpRequest, changed: asyncio.Event, seconds: float) -> None:
     """Wait for a change, at most this long; raise when the agent disconnects."""
     change = asyncio.ensure_future(changed.wait())
     disconnect = asyncio.ensure_future(request.disconnected())
@@ -159,7 +159,7 @@ async def _wait(request: Request, changed: asyncio.Event, seconds: float) -> Non
         disconnect.cancel()
 
 
-async def report(context: AppContext, request: Request) -> Reply:
+async def report(context: AppContext, request: HttpRequest) -> Reply:
     """Accept the report of an agent; only differences are written."""
     body = await request.body(ReportBody)
     for index, one in enumerate(body.instances):
@@ -175,7 +175,7 @@ async def report(context: AppContext, request: Request) -> Reply:
     return answer
 
 
-def _node(request: Request) -> str:
+def _node(request: HttpRequest) -> str:
     """The node of an agent's token."""
     node = request.caller.token.node
     assert node is not None  # every token of an agent names its node

@@ -1,26 +1,40 @@
-"""Allocations: create, get, release; `listing.py` has the lists."""
+"""Allocations: create, get, extend, release; `listing.py` has the lists."""
 
 from __future__ import annotations
 
-from slicewise.api.allocations import MAX_BATCH_INSTANCES, AllocationBody, BatchBody
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from slicewise.api.allocations import (
+    MAX_BATCH_INSTANCES,
+    AllocationBody,
+    BatchBody,
+    ExtendBody,
+    WaitView,
+)
 from slicewise.control.answers import RefusedError, json_answer
-from slicewise.control.commands import Create, CreateAll, Release, Terms
-from slicewise.control.views import allocation_view
+from slicewise.control.commands import Create, CreateAll, Extend, Release, Terms
+from slicewise.control.state import request_of
 from slicewise.core.errors import UnknownNameError
+from slicewise.core.request import Reason
 from slicewise.journal.entries import AllocationRecord, Ended, Want
 from slicewise.server.auth import Caller
+from slicewise.server.cluster_views import reserved_view
 from slicewise.server.context import AppContext
-from slicewise.server.requests import Reply, Request, reply
+from slicewise.server.repacking import REPACKABLE, repack
+from slicewise.server.requests import HttpRequest, Query, Reply, reply
 
 
-async def create(context: AppContext, request: Request) -> Reply:
+async def create(context: AppContext, request: HttpRequest) -> Reply:
     """Create an allocation: 201 placed, 202 queued, 409 rejected."""
     body = await request.body(AllocationBody)
     tenant = request.caller.acts_for(body.tenant)
     return await context.write(request, Create(tenant, terms_of(context, body)), tenant)
 
 
-async def create_batch(context: AppContext, request: Request) -> Reply:
+async def create_batch(context: AppContext, request: HttpRequest) -> Reply:
     """Create several allocations, all or none."""
     body = await request.body(BatchBody)
     tenants = dict.fromkeys(request.caller.acts_for(one.tenant) for one in body.allocations)
@@ -53,7 +67,14 @@ def terms_of(context: AppContext, body: AllocationBody, index: int | None = None
     else:
         want = Want(None, body.need.compute, body.need.memory_gb, models)
     return Terms(
-        want, body.count, body.priority, body.wait_seconds, body.lease_seconds, body.labels
+        want,
+        body.count,
+        body.priority,
+        body.wait_seconds,
+        body.lease_seconds,
+        body.labels,
+        body.preemptible,
+        body.expected_seconds,
     )
 
 
@@ -67,16 +88,47 @@ def _model(context: AppContext, name: str, index: int | None) -> str:
         raise RefusedError(400, str(error), index=index, field="models") from None
 
 
-async def get(context: AppContext, request: Request) -> Reply:
-    """An allocation, current or ended."""
+class AllocationQuery(Query, frozen=True):
+    """What to compute for a queued request."""
+
+    plan: Annotated[
+        bool, Meta(description="Also look for moves of instances that would make room.")
+    ] = False
+
+
+async def get(context: AppContext, request: HttpRequest) -> Reply:
+    """An allocation, current or ended; for a queued one, also why it waits."""
+    query = request.query(AllocationQuery)
     identity = request.parts[0]
     record = await _find(context, request.caller, identity)
     if record is None:
         raise _unknown(identity)
-    return reply(json_answer(200, allocation_view(context.state, record)))
+    view = context.view(record)
+    if view.waiting is not None and record.id in context.state.tickets:
+        waiting = _explained(context, request.caller, record, view.waiting)
+        if query.plan and waiting.reason in REPACKABLE:
+            asked = context.state.canonical(request_of(record.want))
+            plan = await repack(context, request.share, asked, record.count)
+            waiting = msgspec.structs.replace(waiting, repack=plan)
+        view = msgspec.structs.replace(view, waiting=waiting)
+    return reply(json_answer(200, view))
 
 
-async def release(context: AppContext, request: Request) -> Reply:
+def _explained(
+    context: AppContext, caller: Caller, record: AllocationRecord, waiting: WaitView
+) -> WaitView:
+    """Add the reasons that only the view of a single request shows."""
+    state = context.state
+    gpus = context.waiting.kept_from(record) if waiting.reason == Reason.RESERVED else ()
+    windows = (reserved_view(state, gpu, caller) for gpu in gpus)
+    return msgspec.structs.replace(
+        waiting,
+        others_ahead=context.waiting.others_ahead(record),
+        kept_from=tuple(window for window in windows if window is not None),
+    )
+
+
+async def release(context: AppContext, request: HttpRequest) -> Reply:
     """End an allocation; one that has already ended is returned unchanged."""
     identity, caller = request.parts[0], request.caller
     current = context.state.allocations.get(identity)
@@ -87,13 +139,24 @@ async def release(context: AppContext, request: Request) -> Reply:
     if not context.runtime.leads:
         raise context.runtime.not_leading()
     record = await _find(context, caller, identity)
-    ended = None if record is None else json_answer(200, allocation_view(context.state, record))
+    ended = None if record is None else json_answer(200, context.view(record))
     if request.key() is not None:  # the command handler has the answers to keys
         return await context.write(request, Release(identity, caller.tenant, ended))
     if ended is None:
         raise _unknown(identity)
     context.check(caller)
     return reply(ended)
+
+
+async def extend(context: AppContext, request: HttpRequest) -> Reply:
+    """Extend the lease of an allocation."""
+    identity, caller = request.parts[0], request.caller
+    body = await request.body(ExtendBody)
+    answer = await context.write(request, Extend(identity, body.lease_seconds, caller.tenant))
+    if answer.status == 404 and await _find(context, caller, identity) is not None:
+        sentence = f"allocation {identity!r} has ended: its lease cannot be extended"
+        raise RefusedError(409, sentence, reason="ended")
+    return answer
 
 
 def _unknown(identity: str) -> RefusedError:

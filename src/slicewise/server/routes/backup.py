@@ -10,7 +10,7 @@ from slicewise.control.answers import RefusedError
 from slicewise.control.ports import StoreError
 from slicewise.server.auth import Caller
 from slicewise.server.context import AppContext
-from slicewise.server.requests import Reply, Request, Stream
+from slicewise.server.requests import HttpRequest, Reply, Stream
 
 MAX_BACKUPS = 2
 """Concurrent backups of a process: each holds a connection and a page of the journal."""
@@ -18,7 +18,7 @@ MAX_BACKUPS = 2
 log = logger("slicewise.backup")
 
 
-async def backup(context: AppContext, request: Request) -> Reply:
+async def backup(context: AppContext, request: HttpRequest) -> Reply:
     """The whole database as one file for `slicewise restore` and `slicewise verify`.
 
     The file ends with a digest. A file without it is incomplete and cannot be restored.

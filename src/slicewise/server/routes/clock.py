@@ -7,10 +7,10 @@ from slicewise.api.health import ClockStepBody, ClockView
 from slicewise.control.answers import json_answer
 from slicewise.control.commands import SetClock
 from slicewise.server.context import AppContext
-from slicewise.server.requests import Reply, Request, reply
+from slicewise.server.requests import HttpRequest, Reply, reply
 
 
-async def get(context: AppContext, request: Request) -> Reply:
+async def get(context: AppContext, request: HttpRequest) -> Reply:
     """Service time and the wall clock of this process."""
     steady = context.runtime.steady
     service, wall = context.runtime.clock(), steady.wall()
@@ -23,7 +23,7 @@ async def get(context: AppContext, request: Request) -> Reply:
     return reply(json_answer(200, view))
 
 
-async def accept(context: AppContext, request: Request) -> Reply:
+async def accept(context: AppContext, request: HttpRequest) -> Reply:
     """Set service time to the wall clock of the leader."""
     body = await request.body(ClockStepBody)
     by = context.runtime.steady.wall() - context.runtime.clock()

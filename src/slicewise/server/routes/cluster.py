@@ -9,7 +9,7 @@ from slicewise.control.answers import json_answer
 from slicewise.core.geometry import Geometry
 from slicewise.policies.registry import DEFAULT, policy_class, policy_names
 from slicewise.server.context import AppContext
-from slicewise.server.requests import REVALIDATE, Query, Reply, Request, reply
+from slicewise.server.requests import REVALIDATE, HttpRequest, Query, Reply, reply
 
 
 class ClusterQuery(Query, frozen=True):
@@ -21,7 +21,7 @@ class ClusterQuery(Query, frozen=True):
 _VARY = (b"vary", b"authorization")
 
 
-async def cluster(context: AppContext, request: Request) -> Reply:
+async def cluster(context: AppContext, request: HttpRequest) -> Reply:
     """Totals, models and nodes; with `gpus=true`, every GPU."""
     query, caller = request.query(ClusterQuery), request.caller
     tag = context.tag(context.state.seq, caller)
@@ -33,7 +33,7 @@ async def cluster(context: AppContext, request: Request) -> Reply:
     return Reply(200, head, headers, more=pieces, caching=REVALIDATE)
 
 
-async def models(context: AppContext, request: Request) -> Reply:
+async def models(context: AppContext, request: HttpRequest) -> Reply:
     """The known GPU models, and whether they are in use."""
     in_use = {node.geometry.model for node in context.state.nodes.values()}
     views = []
@@ -70,7 +70,7 @@ def _profiles(geometry: Geometry) -> tuple[ProfileView, ...]:
     )
 
 
-async def policies(context: AppContext, request: Request) -> Reply:
+async def policies(context: AppContext, request: HttpRequest) -> Reply:
     """The available policies, and which one is in use."""
     used = context.settings.policy
     used = DEFAULT if used == "default" else used

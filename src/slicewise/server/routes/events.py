@@ -21,7 +21,7 @@ from slicewise.runtime.runtime import Runtime
 from slicewise.server.auth import Caller
 from slicewise.server.context import AppContext
 from slicewise.server.pagination import PageQuery, TenantFilter, Word, cursor_of
-from slicewise.server.requests import Query, Reply, Request, Stream, reply
+from slicewise.server.requests import HttpRequest, Query, Reply, Stream, reply
 from slicewise.server.routes.listing import before_of
 
 HEARTBEAT_SECONDS = 15.0
@@ -50,7 +50,7 @@ class AuditQuery(PageQuery, frozen=True):
     kind: Annotated[tuple[Word, ...], Meta(max_length=len(_KINDS))] = ()
 
 
-async def events(context: AppContext, request: Request) -> Reply:
+async def events(context: AppContext, request: HttpRequest) -> Reply:
     """Stream the journal as server-sent events. A tenant gets its own entries."""
     query = request.query(EventQuery)
     given = _last_seen(request) or query.after
@@ -73,7 +73,7 @@ async def events(context: AppContext, request: Request) -> Reply:
     )
 
 
-def _last_seen(request: Request) -> str | None:
+def _last_seen(request: HttpRequest) -> str | None:
     """The id after which an interrupted stream resumes."""
     header = request.headers.get(b"last-event-id")
     if header is None:
@@ -190,7 +190,7 @@ def _issued(context: AppContext, ids: set[str]) -> dict[str, TokenIssued]:
     return found
 
 
-async def audit(context: AppContext, request: Request) -> Reply:
+async def audit(context: AppContext, request: HttpRequest) -> Reply:
     """List journal entries, newest first."""
     query = request.query(AuditQuery)
     for name in query.kind:

@@ -11,18 +11,18 @@ from slicewise.control.answers import RefusedError, json_answer
 from slicewise.runtime.runtime import Runtime
 from slicewise.server.auth import WATCHERS
 from slicewise.server.context import AppContext
-from slicewise.server.requests import Reply, Request, reply
+from slicewise.server.requests import HttpRequest, Reply, reply
 
 METRICS_CONTENT = b"text/plain; version=0.0.4; charset=utf-8"
 _ALIVE = json_answer(200, Health(status="ok"))
 
 
-async def healthz(context: AppContext, request: Request) -> Reply:
+async def healthz(context: AppContext, request: HttpRequest) -> Reply:
     """Answer as long as the process runs."""
     return reply(_ALIVE)
 
 
-async def readyz(context: AppContext, request: Request) -> Reply:
+async def readyz(context: AppContext, request: HttpRequest) -> Reply:
     """Whether the process follows the journal, there is a leader, and the database answers."""
     view = readiness(context.runtime)
     return Reply(200 if view.ready else 503, encode(view))
@@ -59,6 +59,8 @@ def readiness(runtime: Runtime) -> Readiness:
     if runtime.failure is not None:
         problems.append("the process has failed; see the log")
     warnings = list(runtime.store.warnings)
+    if runtime.source is not None:
+        warnings += runtime.source.warnings()
     if step := runtime.steady.step:
         way = "ahead of" if step > 0 else "behind"
         warnings.append(
@@ -76,7 +78,7 @@ def readiness(runtime: Runtime) -> Readiness:
     )
 
 
-async def metrics(context: AppContext, request: Request) -> Reply:
+async def metrics(context: AppContext, request: HttpRequest) -> Reply:
     """All metrics. Needs a token that sees all tenants, unless metrics are public."""
     if context.settings.metrics_public:
         context.limits.check_visitor(block_of(request.address))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import islice
 from typing import Annotated
 
@@ -12,8 +13,8 @@ from slicewise.api.base import encode
 from slicewise.control.agent_state import as_gone
 from slicewise.control.allocation_index import EVERY, Key, Place, place_of
 from slicewise.control.answers import RefusedError, json_answer
-from slicewise.control.views import allocation_view
 from slicewise.journal.entries import AllocationRecord, AllocationState, Ended
+from slicewise.server.cluster_views import waiting_for
 from slicewise.server.context import AppContext
 from slicewise.server.pagination import (
     PageLimit,
@@ -24,7 +25,7 @@ from slicewise.server.pagination import (
     mark_of,
     wrong_cursor,
 )
-from slicewise.server.requests import Reply, Request, reply
+from slicewise.server.requests import HttpRequest, Reply, reply
 
 _FILTERED_PER_TURN = 500
 """Allocations filtered before other requests get a turn."""
@@ -32,8 +33,9 @@ _FILTERED_PER_PAGE = 5000
 """Allocations filtered for one page; the page may be short, and the next one continues."""
 _ENCODED_PER_TURN = 50
 """Allocations encoded before other requests get a turn."""
-_PREFIX = b'{"allocations":['
-"""The beginning of an AllocationPage."""
+_TICKET = re.compile("-?[0-9]{1,18}")
+_NONE = b'"allocations":[]'
+"""The allocations in an encoded page without any. Quotes in a string are escaped."""
 
 
 class ListQuery(PageQuery, frozen=True):
@@ -87,7 +89,7 @@ def _label(text: str) -> tuple[str, str]:
     return key, value
 
 
-async def allocations(context: AppContext, request: Request) -> Reply:
+async def allocations(context: AppContext, request: HttpRequest) -> Reply:
     """A page of allocations: current ones oldest first by default, ended ones newest first."""
     query = request.query(ListQuery)
     limit = context.page(query.limit)
@@ -103,16 +105,27 @@ async def allocations(context: AppContext, request: Request) -> Reply:
         page, following = await _ended(context, request, query, tenant, matches, limit)
     else:
         page, following, total = await _current(context, request, query, tenant, matches, limit)
+    empty = AllocationPage(allocations=(), next=following, total=total)
+    return await _filled(context, request, empty, page)
+
+
+async def _filled(
+    context: AppContext,
+    request: HttpRequest,
+    empty: AllocationPage | QueuePage,
+    records: list[AllocationRecord],
+) -> Reply:
+    """The answer with a page and its allocations; other requests get turns in between."""
     texts: list[bytes] = []
-    for begin in range(0, len(page), _ENCODED_PER_TURN):
+    for begin in range(0, len(records), _ENCODED_PER_TURN):
         if begin:
             await context.turns.take(request.share)
-        some = page[begin : begin + _ENCODED_PER_TURN]
-        views = [allocation_view(context.state, record) for record in some]
+        some = records[begin : begin + _ENCODED_PER_TURN]
+        views = [context.view(record) for record in some]
         texts.append(encode(views)[1:-1])
-    rest = encode(AllocationPage(allocations=(), next=following, total=total))
-    assert rest.startswith(_PREFIX)
-    return Reply(200, _PREFIX + b",".join(texts) + rest[len(_PREFIX) :])
+    head, none, rest = encode(empty).partition(_NONE)
+    assert none
+    return Reply(200, head + none[:-1] + b",".join(texts) + b"]" + rest)
 
 
 _Page = tuple[list[AllocationRecord], str | None]
@@ -120,7 +133,7 @@ _Page = tuple[list[AllocationRecord], str | None]
 
 async def _current(
     context: AppContext,
-    request: Request,
+    request: HttpRequest,
     query: ListQuery,
     tenant: str | None,
     matches: _Filter,
@@ -183,7 +196,7 @@ def _current_mark(cursor: str | None) -> Place | None:
 
 async def _ended(
     context: AppContext,
-    request: Request,
+    request: HttpRequest,
     query: ListQuery,
     tenant: str | None,
     matches: _Filter,
@@ -227,37 +240,28 @@ def before_of(cursor: str | None) -> int | None:
     return int(mark)
 
 
-async def queue(context: AppContext, request: Request) -> Reply:
-    """A page of queued requests in order. A tenant sees its own."""
+async def queue(context: AppContext, request: HttpRequest) -> Reply:
+    """The lines of the queue and a page of queued requests. A tenant sees its own."""
     query = request.query(PageQuery)
-    limit, state = context.page(query.limit), context.state
-    after = _queue_mark(query.cursor)
-    tenant = request.caller.tenant
-    own = [t for t in state.waiting if tenant is None or t.tenant == tenant.id]
-    rest = [t for t in own if after is None or (-t.priority, t.number) > after]
-    page = rest[:limit]
-    views = tuple(
-        allocation_view(state, state.allocations[state.by_ticket[ticket.number]]) for ticket in page
+    limit, state, own = context.page(query.limit), context.state, request.caller.tenant
+    tenant = None if own is None else own.id
+    numbers = state.waiting.numbers(tenant, _queue_mark(query.cursor))
+    found = list(islice(numbers, limit + 1))
+    records = [state.allocations[state.by_ticket[number]] for number in found[:limit]]
+    empty = QueuePage(
+        waiting=waiting_for(state, own),
+        lines=context.waiting.lines(tenant, context.runtime.clock()),
+        allocations=(),
+        next=cursor_of(str(found[limit - 1])) if len(found) > limit else None,
     )
-    following = f"{-page[-1].priority} {page[-1].number}" if len(rest) > limit else None
-    return reply(
-        json_answer(
-            200,
-            QueuePage(
-                waiting=len(own),
-                allocations=views,
-                next=None if following is None else cursor_of(following),
-            ),
-        )
-    )
+    return await _filled(context, request, empty, records)
 
 
-def _queue_mark(cursor: str | None) -> tuple[int, int] | None:
+def _queue_mark(cursor: str | None) -> int | None:
+    """The ticket of a cursor; that of a reclaimed allocation's successor is negative."""
     mark = mark_of(cursor)
     if mark is None:
         return None
-    try:
-        priority, number = mark.split(" ")
-        return int(priority), int(number)
-    except ValueError:
-        raise wrong_cursor() from None
+    if not _TICKET.fullmatch(mark):
+        raise wrong_cursor()
+    return int(mark)

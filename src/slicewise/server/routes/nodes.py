@@ -24,10 +24,10 @@ from slicewise.journal.entries import Role
 from slicewise.server.cluster_views import agent_view, gpu_details
 from slicewise.server.context import AppContext
 from slicewise.server.pagination import PageQuery, page_by_name
-from slicewise.server.requests import Reply, Request, reply
+from slicewise.server.requests import HttpRequest, Reply, reply
 
 
-async def add(context: AppContext, request: Request) -> Reply:
+async def add(context: AppContext, request: HttpRequest) -> Reply:
     """Register a node."""
     body = await request.body(NodeBody)
     try:
@@ -40,7 +40,7 @@ async def add(context: AppContext, request: Request) -> Reply:
     return await context.write(request, command)
 
 
-async def list_page(context: AppContext, request: Request) -> Reply:
+async def list_page(context: AppContext, request: HttpRequest) -> Reply:
     """A page of nodes, by name."""
     query = request.query(PageQuery)
     state = context.state
@@ -49,7 +49,7 @@ async def list_page(context: AppContext, request: Request) -> Reply:
     return reply(json_answer(200, NodePage(nodes=views, next=following)))
 
 
-async def get(context: AppContext, request: Request) -> Reply:
+async def get(context: AppContext, request: HttpRequest) -> Reply:
     """A node and the instances on its GPUs. An agent sees its own node only."""
     name, caller, state = request.parts[0], request.caller, context.state
     node = state.nodes.get(name)
@@ -61,40 +61,40 @@ async def get(context: AppContext, request: Request) -> Reply:
     return reply(json_answer(200, NodeDetail(**view, devices=devices, agent=agent)))
 
 
-async def accept(context: AppContext, request: Request) -> Reply:
+async def accept(context: AppContext, request: HttpRequest) -> Reply:
     """Use a node although its driver reports another geometry than the catalog."""
     return await context.write(request, Accept(request.parts[0]))
 
 
-async def adopt(context: AppContext, request: Request) -> Reply:
+async def adopt(context: AppContext, request: HttpRequest) -> Reply:
     """Make a foreign instance an allocation of a tenant."""
     body = await request.body(AdoptBody)
     node, foreign = request.parts
     return await context.write(request, Adopt(node, foreign, body.tenant, body.labels))
 
 
-async def evict(context: AppContext, request: Request) -> Reply:
+async def evict(context: AppContext, request: HttpRequest) -> Reply:
     """Have the agent destroy a foreign instance."""
     node, foreign = request.parts
     return await context.write(request, Evict(node, foreign))
 
 
-async def cordon(context: AppContext, request: Request) -> Reply:
+async def cordon(context: AppContext, request: HttpRequest) -> Reply:
     """Stop placing instances on a node."""
     return await context.write(request, Cordon(request.parts[0]))
 
 
-async def uncordon(context: AppContext, request: Request) -> Reply:
+async def uncordon(context: AppContext, request: HttpRequest) -> Reply:
     """Resume placing instances on a node."""
     return await context.write(request, Uncordon(request.parts[0]))
 
 
-async def drain(context: AppContext, request: Request) -> Reply:
+async def drain(context: AppContext, request: HttpRequest) -> Reply:
     """Stop placing instances on a node until it is empty; optionally evict the remaining ones."""
     body = await request.body_if_any(DrainBody)
     return await context.write(request, Drain(request.parts[0], body.evict))
 
 
-async def remove(context: AppContext, request: Request) -> Reply:
+async def remove(context: AppContext, request: HttpRequest) -> Reply:
     """Remove an empty node."""
     return await context.write(request, RemoveNode(request.parts[0]))

@@ -14,8 +14,8 @@ from slicewise.control.answers import json_answer
 from slicewise.control.state import request_of
 from slicewise.journal.entries import Rejected, Row, TenantRef
 from slicewise.server.context import AppContext
-from slicewise.server.recent_stats import STEP_SECONDS, Sample, Tally
-from slicewise.server.requests import Query, Reply, Request, reply
+from slicewise.server.recent_stats import STEP_SECONDS, Counts, Sample
+from slicewise.server.requests import HttpRequest, Query, Reply, reply
 
 MAX_POINTS = 360
 
@@ -27,7 +27,7 @@ class StatsQuery(Query, frozen=True):
     rejections: Annotated[int, Meta(ge=0, le=500)] = 50
 
 
-async def recent(context: AppContext, request: Request) -> Reply:
+async def recent(context: AppContext, request: HttpRequest) -> Reply:
     """Statistics of this process. A tenant gets its own decisions only."""
     query = request.query(StatsQuery)
     history, tenant = context.recent_stats, request.caller.tenant
@@ -48,27 +48,27 @@ def _points(
     samples: Sequence[Sample], step: float, tenant: TenantRef | None
 ) -> tuple[PointView, ...]:
     """Merge samples into points of ``step`` seconds."""
-    merged: dict[int, tuple[Tally, Sample]] = {}
+    merged: dict[int, tuple[Counts, Sample]] = {}
     for sample in samples:
         place = int(sample.start // step)
-        tally, _ = merged.get(place, (Tally(), sample))
-        tally.add(sample.of(tenant))
-        merged[place] = tally, sample
-    return tuple(_point(tally, sample) for tally, sample in merged.values())
+        counts, _ = merged.get(place, (Counts(), sample))
+        counts.add(sample.of(tenant))
+        merged[place] = counts, sample
+    return tuple(_point(counts, sample, tenant) for counts, sample in merged.values())
 
 
-def _point(tally: Tally, sample: Sample) -> PointView:
+def _point(counts: Counts, sample: Sample, tenant: TenantRef | None) -> PointView:
     cluster = sample.cluster
     return PointView(
         at=moment(sample.at) or "",
-        accepted=tally.accepted,
-        queued=tally.queued,
-        ended=tally.ended,
-        rejected=tally.rejected,
-        waited=tally.waited,
-        mean_wait=tally.wait_seconds / tally.waited if tally.waited else None,
-        longest_wait=tally.longest_wait if tally.waited else None,
-        waiting=cluster.waiting,
+        accepted=counts.accepted,
+        queued=counts.queued,
+        ended=counts.ended,
+        rejected=counts.rejected,
+        waited=counts.waited,
+        mean_wait=counts.wait_seconds / counts.waited if counts.waited else None,
+        longest_wait=counts.longest_wait if counts.waited else None,
+        waiting=sample.waiting_of(tenant),
         instances=cluster.instances,
         slices=cluster.slices,
         free_slices=cluster.free_slices,

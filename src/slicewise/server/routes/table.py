@@ -18,6 +18,7 @@ from slicewise.api.allocations import (
     BatchBody,
     BatchView,
     DryRun,
+    ExtendBody,
     QueuePage,
 )
 from slicewise.api.cluster import ClusterView, ModelList, PolicyList
@@ -25,6 +26,7 @@ from slicewise.api.defrag import MovesBody, MovesView, PlanView
 from slicewise.api.events import EventPage
 from slicewise.api.health import ClockStepBody, ClockStepView, ClockView, Health, Readiness
 from slicewise.api.nodes import DrainBody, NodeBody, NodeDetail, NodePage, NodeView
+from slicewise.api.policy import PolicyStatus
 from slicewise.api.stats import StatsView
 from slicewise.api.tenants import (
     NewTokenView,
@@ -54,10 +56,12 @@ from slicewise.server.routes import (
     health,
     listing,
     nodes,
+    policy,
     stats,
     tenants,
 )
 from slicewise.server.routes.agents import DesiredQuery
+from slicewise.server.routes.allocations import AllocationQuery
 from slicewise.server.routes.cluster import ClusterQuery
 from slicewise.server.routes.defrag import PlanQuery
 from slicewise.server.routes.dry_run import DryRunQuery
@@ -77,8 +81,14 @@ ROUTES = (
         problems=(404,), key=True, writes=True, tag="allocations",
     ),
     Route(
+        "POST", "/v1/allocations/{id}/extend", "extendLease", "Extend an allocation's lease",
+        allocations.extend, USERS, {200: AllocationView},
+        problems=(404, 409), body=ExtendBody, key=True, writes=True, tag="allocations",
+    ),
+    Route(
         "GET", "/v1/allocations/{id}", "getAllocation", "Get an allocation",
-        allocations.get, LOOKERS, {200: AllocationView}, problems=(404,), tag="allocations",
+        allocations.get, LOOKERS, {200: AllocationView}, problems=(404,),
+        query=AllocationQuery, tag="allocations",
     ),
     Route(
         "GET", "/v1/allocations", "listAllocations", "List allocations",
@@ -173,7 +183,7 @@ ROUTES = (
         tenants.get, LOOKERS, {200: TenantView}, problems=(404,), tag="tenants",
     ),
     Route(
-        "PATCH", "/v1/tenants/{name}", "changeTenant", "Change a tenant's quota",
+        "PATCH", "/v1/tenants/{name}", "changeTenant", "Change a tenant's terms",
         tenants.change, ADMIN, {200: TenantView}, problems=(404,), body=TenantPatch, writes=True,
         tag="tenants",
     ),
@@ -218,6 +228,10 @@ ROUTES = (
     Route(
         "GET", "/v1/policies", "listPolicies", "List policies",
         cluster.policies, EVERYONE, {200: PolicyList}, tag="cluster",
+    ),
+    Route(
+        "GET", "/v1/policy", "getPolicy", "Get the policy in force, and what rehearsals found",
+        policy.status, LOOKERS, {200: PolicyStatus}, tag="cluster",
     ),
     Route(
         "GET", "/v1/defrag/plan", "planDefrag", "Plan moves of instances",

@@ -24,19 +24,19 @@ from slicewise.journal.entries import QuotaRecord, Role
 from slicewise.server.auth import digest_of, new_secret
 from slicewise.server.context import REPLAYED, AppContext
 from slicewise.server.pagination import PageQuery, page_by_name
-from slicewise.server.requests import Reply, Request, reply
+from slicewise.server.requests import HttpRequest, Reply, reply
 
 _decode_token = msgspec.json.Decoder(TokenView).decode
 
 
-async def add(context: AppContext, request: Request) -> Reply:
+async def add(context: AppContext, request: HttpRequest) -> Reply:
     """Create a tenant."""
     body = await request.body(TenantBody)
     quota = msgspec.convert(msgspec.to_builtins(body.quota), QuotaRecord)
     return await context.write(request, SetTenant(body.name, quota, new=True))
 
 
-async def list_page(context: AppContext, request: Request) -> Reply:
+async def list_page(context: AppContext, request: HttpRequest) -> Reply:
     """A page of tenants, by name. A tenant sees itself."""
     query = request.query(PageQuery)
     state = context.state
@@ -46,7 +46,7 @@ async def list_page(context: AppContext, request: Request) -> Reply:
     return reply(json_answer(200, TenantPage(tenants=views, next=following)))
 
 
-async def get(context: AppContext, request: Request) -> Reply:
+async def get(context: AppContext, request: HttpRequest) -> Reply:
     """A tenant."""
     name = request.parts[0]
     tenant = context.state.tenants_by_name.get(name)
@@ -55,8 +55,8 @@ async def get(context: AppContext, request: Request) -> Reply:
     return reply(json_answer(200, tenant_view(tenant)))
 
 
-async def change(context: AppContext, request: Request) -> Reply:
-    """Change the given limits of a tenant's quota."""
+async def change(context: AppContext, request: HttpRequest) -> Reply:
+    """Change the given terms of a tenant."""
     body = await request.body(TenantPatch)
     name = request.parts[0]
     # One change at a time: it is based on the result of the previous one.
@@ -73,12 +73,12 @@ async def change(context: AppContext, request: Request) -> Reply:
         return await context.write(request, SetTenant(name, quota, new=False))
 
 
-async def remove(context: AppContext, request: Request) -> Reply:
+async def remove(context: AppContext, request: HttpRequest) -> Reply:
     """Remove a tenant without allocations."""
     return await context.write(request, RemoveTenant(request.parts[0]))
 
 
-async def issue_token(context: AppContext, request: Request) -> Reply:
+async def issue_token(context: AppContext, request: HttpRequest) -> Reply:
     """Issue a token; its secret is shown only here."""
     body = await request.body(TokenBody)
     _check(body)
@@ -97,7 +97,7 @@ async def issue_token(context: AppContext, request: Request) -> Reply:
     return _with_secret(answer, secret)
 
 
-async def rotate_token(context: AppContext, request: Request) -> Reply:
+async def rotate_token(context: AppContext, request: HttpRequest) -> Reply:
     """Issue a replacement for a token, which stays valid for the overlap."""
     body = await request.body_if_any(RotateBody)
     secret = new_secret()
@@ -134,7 +134,7 @@ def _check(body: TokenBody) -> None:
         raise RefusedError(400, f"a token of role {role} belongs to no node", field="node")
 
 
-async def tokens(context: AppContext, request: Request) -> Reply:
+async def tokens(context: AppContext, request: HttpRequest) -> Reply:
     """A page of tokens, by id, without their secrets."""
     query = request.query(PageQuery)
     state = context.state
@@ -143,12 +143,12 @@ async def tokens(context: AppContext, request: Request) -> Reply:
     return reply(json_answer(200, TokenPage(tokens=views, next=following)))
 
 
-async def revoke_token(context: AppContext, request: Request) -> Reply:
+async def revoke_token(context: AppContext, request: HttpRequest) -> Reply:
     """Revoke a token."""
     return await context.write(request, RevokeToken(request.parts[0]))
 
 
-async def whoami(context: AppContext, request: Request) -> Reply:
+async def whoami(context: AppContext, request: HttpRequest) -> Reply:
     """The bearer of the token."""
     token = request.caller.token
     return reply(

@@ -1,10 +1,13 @@
 /** A GPU drawn as its strip of slices: instances as blocks, free slices, hatched where stranded. */
 
+import { clock, slices } from "../shell/format.js";
 import { LETTERS, profileColour, FOREIGN, themed } from "./palette.js";
 
 /**
  * @typedef {import("./geometry.js").Instance} Instance
- * @typedef {{slices: number, instances: Instance[], stranded: number, ghost?: Instance | null,
+ * @typedef {{start: number, size: number, tenant: string | null, profile: string | null,
+ *   count: number | null, opens_at: string | null}} Reserved
+ * @typedef {{slices: number, instances: Instance[], stranded: number, reserved?: Reserved | null, ghost?: Instance | null,
  *   leaving?: Instance | null}} Strip
  * @typedef {{colour?: (one: Instance) => string, label?: (one: Instance) => string,
  *   dim?: (one: Instance) => boolean, now?: number, mark?: Instance | null}} Look
@@ -82,6 +85,7 @@ export function paintStrip(context, box, strip, look = {}) {
   for (const one of strip.instances) {
     block(context, x + one.start * each, y, one.size * each, height, one, look);
   }
+  if (strip.reserved) reservation(context, x, y, each, height, strip.reserved);
   if (strip.leaving) outline(context, x, y, each, height, strip.leaving, themed("bad"), true);
   if (strip.ghost) ghost(context, x, y, each, height, strip.ghost, look);
 }
@@ -139,6 +143,22 @@ function ghost(context, x, y, each, height, one, look) {
   context.textAlign = "center";
   context.textBaseline = "middle";
   context.fillText(shortProfile(one), x + (one.start + one.size / 2) * each, y + height / 2 + 1);
+}
+
+/**
+ * A reserved window: an outline with a bar, over whatever is still in it.
+ * @param {CanvasRenderingContext2D} context
+ * @param {number} x @param {number} y @param {number} each @param {number} height
+ * @param {Reserved} one
+ */
+function reservation(context, x, y, each, height, one) {
+  const [left, width] = [x + one.start * each + 1.5, one.size * each - 2];
+  context.strokeStyle = context.fillStyle = themed("reserved");
+  context.lineWidth = 2;
+  context.setLineDash([5, 3]);
+  context.strokeRect(left, y + 1.5, width, height - 2);
+  context.setLineDash([]);
+  context.fillRect(left, y + height - 3, width, 3);
 }
 
 /**
@@ -209,5 +229,14 @@ export function inWords(strip) {
   const parts = strip.instances.map(
     (one) => `${one.profile} at ${one.start}${one.tenant ? ` of ${one.tenant}` : ""}`,
   );
-  return parts.length ? parts.join(", ") : "empty";
+  const held = strip.reserved ? `; ${reservedWords(strip.reserved)}` : "";
+  return (parts.length ? parts.join(", ") : "empty") + held;
+}
+
+/** A reserved window, in words. @param {Reserved} one */
+export function reservedWords(one) {
+  const where = `${slices(one.start, one.size)} ${one.size === 1 ? "is" : "are"} reserved`;
+  if (!one.tenant) return `${where} for another tenant`;
+  const times = (one.count ?? 1) > 1 ? `${one.count} × ` : "";
+  return `${where} for ${one.tenant}: ${times}${one.profile}, ${one.opens_at ? `from ${clock(one.opens_at)} at the latest` : "from a time that is not known"}`;
 }

@@ -1,7 +1,7 @@
 /** Tables that can be searched and sorted; on a phone each row becomes a card. */
 
 import { fill, h } from "../shell/dom.js";
-import { plural } from "../shell/format.js";
+import { percent, plural } from "../shell/format.js";
 import { standIn } from "../shell/notice.js";
 
 const SHOWN = 200;
@@ -115,6 +115,22 @@ export function meter(used, limit, alarm = true) {
   const share = limit ? Math.min(100, (100 * used) / limit) : 100;
   return h("span", {}, `${used} of ${limit}`,
     h("span", { class: `meter${alarm && share >= 90 ? " over" : ""}`, "aria-hidden": "true" }, h("i", { style: { width: `${share}%` } })));
+}
+
+/**
+ * A part of the whole as a bar, with a mark at what is guaranteed and one at the part by weight.
+ * @param {number} used @param {number} all @param {number} guarantee @param {number} weight
+ * @param {number | null} fair
+ */
+export function shareBar(used, all, guarantee, weight, fair) {
+  const at = (value) => `${all ? Math.min(100, (100 * value) / all) : 0}%`;
+  const words = [guarantee && `${percent(guarantee, all)} guaranteed`,
+    fair === null ? `weight ${weight}` : `${percent(fair, all)} by weight ${weight}`].filter(Boolean);
+  return h("span", {}, percent(used, all),
+    h("span", { class: "meter share", "aria-hidden": "true" }, h("i", { style: { width: at(used) } }),
+      guarantee ? h("b", { class: "guarantee", style: { left: at(guarantee) } }) : null,
+      fair === null ? null : h("b", { class: "fair", style: { left: at(fair) } })),
+    ...words.map((line) => h("span", { class: "soft small" }, line)));
 }
 
 /** @param {Record<string, string>} labels */

@@ -35,6 +35,10 @@ export function sentence({ kind, entry, subject }) {
     }
     case "moved":
       return `${entry.tenant.name}: ${brief(entry.allocation)} moved to ${places([entry.part])}`;
+    case "lease-extended":
+      return `${entry.tenant.name}: the lease of ${brief(entry.allocation)} was extended, and ends at ${clock(new Date(entry.ends * 1000).toISOString())}`;
+    case "lease-ending":
+      return `${entry.tenant.name}: the lease of ${brief(entry.allocation)} ends at ${clock(new Date(entry.ends * 1000).toISOString())}`;
     case "node-added":
       return `node ${entry.node} joined with ${entry.gpus} ${entry.model}`;
     case "node-turned":
@@ -71,8 +75,12 @@ export function sentence({ kind, entry, subject }) {
       return `the instance ${entry.name} on ${entry.node}, no allocation's, is to be destroyed`;
     case "foreign-gone":
       return `the instance ${entry.name} on ${entry.node}, no allocation's, is gone`;
-    case "overtaken":
-      return "waiting requests were overtaken";
+    case "reserved":
+      return `${entry.tenant.name}: ${entry.windows.length
+        ? `reserved ${entry.windows.map((one) => `GPU ${one.gpu} of ${one.node}`).join(", ")} for a waiting request`
+        : "its reservation for one kind of request has ended"}`;
+    case "policy-chosen":
+      return `requests are placed by ${entry.choice.form ?? "least-lost"}${entry.choice.leases ? "+leases" : ""}: ${entry.why}`;
     case "clock-set":
       return `service time was moved by ${entry.by} seconds`;
     case "turn-taken":

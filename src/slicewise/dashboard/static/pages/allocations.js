@@ -94,7 +94,7 @@ export function show(element, context) {
     load();
   }
 
-  keepFresh(context, load, { kinds: /^(allocated|served|queued|ended|moved|part)/ });
+  keepFresh(context, load, { kinds: /^(allocated|served|queued|ended|moved|part|lease)/ });
   load();
 }
 

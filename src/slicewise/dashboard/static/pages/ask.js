@@ -123,7 +123,7 @@ export async function show(element, context) {
         h("h2", {}, `${sign} ${title}`), h("p", {}, view.detail),
         view.reason === "fragmented" && context.may("staff") && h("div", { class: "row" },
           button("Plan moves that make it fit", () => context.go("defrag", want.by === "profile" ? asQuery({ profile: want.profile }) : ""))),
-        view.ahead > 0 && h("p", { class: "soft" }, `${plural(view.ahead, "request")} wait${view.ahead === 1 ? "s" : ""} already and may be served first.`),
+        view.ahead > 0 && h("p", { class: "soft" }, `${plural(view.ahead, "request")} of this tenant wait${view.ahead === 1 ? "s" : ""} for the same already.`),
         h("div", { class: "choices" }, view.instances.slice(0, 8).map((one, index) => h("div", {},
           drawing(one, one.profile, one.size), index === 0 && view.cost && costs(view.cost))))),
       h("h2", { class: "under" }, "What each policy would do"),

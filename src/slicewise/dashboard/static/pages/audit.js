@@ -8,7 +8,7 @@ import { loading, notice, standIn } from "../shell/notice.js";
 import { sentence } from "./activity.js";
 import { keepFresh } from "./refreshing.js";
 
-const KINDS = [["", "all"], "allocated", "rejected", "queued", "served", "ended", "moved", "node-added",
+const KINDS = [["", "all"], "allocated", "rejected", "queued", "served", "ended", "moved", "lease-extended", "lease-ending", "policy-chosen", "node-added",
   "node-turned", "node-removed", "model-entered", "model-forgotten", "tenant-set", "tenant-removed", "token-issued", "token-expiring", "token-revoked", "agent-joined", "part-turned",
   "node-held", "gpu-held", "foreign-seen", "foreign-evicted", "foreign-gone"];
 const PAGE = 200;

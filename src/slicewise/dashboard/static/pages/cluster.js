@@ -12,7 +12,7 @@ import { ClusterMap } from "./cluster_map.js";
 import { showDetails } from "./gpu_details.js";
 
 const ROOM = [["", "any"], ["empty", "empty"], ["busy", "with instances"], ["full", "full"],
-  ["stranded", "with stranded slices"]];
+  ["stranded", "with stranded slices"], ["reserved", "with a reserved window"]];
 const ZOOMS = [["9", "small"], ["15", "medium"], ["22", "large"]];
 const ACTIVITY = 6;
 
@@ -88,6 +88,7 @@ export function show(element, context) {
     const taken = bits(gpu.mask);
     if (filter.room === "empty") return taken === 0;
     if (filter.room === "busy") return taken > 0;
+    if (filter.room === "reserved") return gpu.reserved !== null;
     if (filter.room === "full") return taken === strip.slices;
     return strip.stranded !== 0;
   }
@@ -132,6 +133,8 @@ export function show(element, context) {
       h("span", { class: "key" }, h("i", { class: "swatch free" }), "free"),
       h("span", { class: "key", title: "Free slices that are enough for a profile, and lie so that it has no window" },
         h("i", { class: "swatch stranded" }), "stranded"),
+      h("span", { class: "key", title: "Windows that are kept for requests that have waited long" },
+        h("i", { class: "swatch reserved" }), "reserved"),
       h("span", { class: "key" }, h("i", { class: "swatch score" }), "F, the longer the more room is lost"));
   }
 

@@ -2,7 +2,7 @@
 
 import { bits } from "../look/geometry.js";
 import { theme, themed } from "../look/palette.js";
-import { isFresh, paintStrip, sized } from "../look/strip.js";
+import { isFresh, paintStrip, reservedWords, sized } from "../look/strip.js";
 import { h } from "../shell/dom.js";
 
 const STRIP = 22;
@@ -303,7 +303,8 @@ export class ClusterMap {
     if (this._hover) {
       const score = this._live.geometryOf(this._hover)?.score(this._hover.mask) ?? 0;
       const free = this._live.strip(this._hover).slices - bits(this._hover.mask);
-      this.canvas.title = `${this._hover.node}, GPU ${this._hover.index}: ${free} free, F ${score}`;
+      const held = this._hover.reserved ? `; ${reservedWords(this._hover.reserved)}` : "";
+      this.canvas.title = `${this._hover.node}, GPU ${this._hover.index}: ${free} free, F ${score}${held}`;
     } else this.canvas.removeAttribute("title");
   }
 

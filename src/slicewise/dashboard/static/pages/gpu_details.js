@@ -2,7 +2,7 @@
 
 import { bits } from "../look/geometry.js";
 import { themed } from "../look/palette.js";
-import { inWords, isForeign, stripCanvas } from "../look/strip.js";
+import { inWords, isForeign, reservedWords, stripCanvas } from "../look/strip.js";
 import { get, part, send } from "../shell/api.js";
 import { button, fill, h } from "../shell/dom.js";
 import { ago, clock, plain, slices } from "../shell/format.js";
@@ -42,6 +42,7 @@ export function showDetails(element, gpu, context, look) {
     h("div", { class: "scale", style: { width: `${width + 2}px` } },
       stripCanvas(strip, { width, height: 30, label: inWords(strip), look }),
       h("div", { class: "numbers", "aria-hidden": "true" }, numbers)),
+    gpu.reserved && h("p", { class: "reserved" }, `Its ${reservedWords(gpu.reserved)}.`),
     h("h3", {}, gpu.instances.length ? "Instances" : "Nothing runs here"),
     h("ul", { class: "instances" }, gpu.instances.map((one) => instance(one, context))),
     geometry && score(geometry, gpu.mask),

@@ -7,6 +7,7 @@ import { choice, fill, h } from "../shell/dom.js";
 import { clock, count, duration, percent } from "../shell/format.js";
 import { loading, standIn } from "../shell/notice.js";
 import { keepFresh } from "./refreshing.js";
+import { renderPolicy } from "./rehearsal_panel.js";
 
 const WINDOWS = [["900", "15 minutes"], ["3600", "hour"], ["21600", "6 hours"], ["86400", "day"]];
 const REFRESH = 5000;
@@ -37,13 +38,17 @@ export function show(element, context) {
     h("div", { class: "bar" }, h("h1", {}, "Overview"), note),
     h("div", { class: "tools" }, choice("The last", WINDOWS, String(seconds), (value) => { seconds = Number(value); load(); })),
     ground);
+  const policy = h("div", { class: "card" });
   const scene = [figures, h("div", { class: "grid" }, charts),
+    h("h2", { class: "under" }, "How requests are placed"), policy,
     h("h2", { class: "under" }, "Rejected requests, and why"), h("div", { class: "tools" }, table.search), table.element];
 
   async function load() {
-    await loading(ground, "the last hour", () => get("/v1/stats", { seconds, rejections: 200 }, signal), (view) => {
+    const both = () => Promise.all([get("/v1/stats", { seconds, rejections: 200 }, signal), get("/v1/policy", {}, signal)]);
+    await loading(ground, "the last hour", both, ([view, status]) => {
       if (!ground.contains(figures)) fill(ground, scene);
       render(view);
+      renderPolicy(policy, status);
     });
   }
 

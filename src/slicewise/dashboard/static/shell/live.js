@@ -7,8 +7,9 @@ import { EventStream } from "./stream.js";
 
 /**
  * @typedef {import("../look/geometry.js").Instance} Instance
+ * @typedef {import("../look/strip.js").Reserved} Reserved
  * @typedef {{node: string, index: number, instances: Instance[], mask: number, used: number[],
- *   more: Record<string, unknown>}} Gpu
+ *   reserved: Reserved | null, more: Record<string, unknown>}} Gpu
  * @typedef {{name: string, model: string, state: string, labels: Record<string, string>,
  *   gpus: Gpu[], more: Record<string, unknown>}} Node
  */
@@ -20,11 +21,11 @@ const TOTALS_EVERY = 2000;
 const LOOK_AGAIN = 5000;
 const KEPT_ACTIVITY = 60;
 /** Entries that change no GPU. */
-const ELSEWHERE = new Set(["rejected", "queued", "overtaken", "turn-taken", "tenant-set",
+const ELSEWHERE = new Set(["rejected", "queued", "turn-taken", "tenant-set",
   "tenant-removed", "token-issued", "token-revoked", "token-expiring", "model-entered", "model-forgotten",
-  "clock-set"]);
+  "clock-set", "lease-extended", "lease-ending", "policy-chosen"]);
 const NODE_FIELDS = ["name", "model", "gpus", "state", "instances", "slices", "free_slices", "labels"];
-const GPU_FIELDS = ["node", "gpu", "mask", "fragmentation", "instances"];
+const GPU_FIELDS = ["node", "gpu", "mask", "fragmentation", "instances", "reserved"];
 
 /** Emits `change` (GPUs), `nodes`, `totals`, `status` and `entries`. */
 export class Live extends EventTarget {
@@ -114,6 +115,7 @@ export class Live extends EventTarget {
       const gpu = this.nodes.get(device.node)?.gpus[device.gpu];
       if (!gpu) continue;
       gpu.more = rest(device, GPU_FIELDS);
+      gpu.reserved = device.reserved ?? null;
       gpu.instances = device.instances.map((one) => {
         const known = one.allocation && [...(before.get(one.allocation) ?? [])][0];
         const since = known?.instances.find((old) => old.allocation === one.allocation)?.since;
@@ -136,9 +138,9 @@ export class Live extends EventTarget {
   /** What the GPU looks like, for drawing. @param {Gpu} gpu */
   strip(gpu) {
     const geometry = this.geometryOf(gpu);
-    if (!geometry) return { slices: 8, instances: gpu.instances, stranded: 0 };
-    const stranded = geometry.stranded(gpu.mask, gpu.used);
-    return { slices: geometry.slices, instances: gpu.instances, stranded };
+    const { instances, reserved } = gpu;
+    if (!geometry) return { slices: 8, instances, stranded: 0, reserved };
+    return { slices: geometry.slices, instances, stranded: geometry.stranded(gpu.mask, gpu.used), reserved };
   }
 
   /** @param {Gpu} gpu */
@@ -237,7 +239,7 @@ export class Live extends EventTarget {
   _addNode(node) {
     const nothing = this.geometries.get(node.model)?.usedBy([]) ?? [];
     const gpus = Array.from({ length: node.gpus }, (_, index) => ({
-      node: node.name, index, instances: [], mask: 0, used: nothing, more: {},
+      node: node.name, index, instances: [], mask: 0, used: nothing, reserved: null, more: {},
     }));
     this.nodes.set(node.name, {
       name: node.name, model: node.model, state: node.state, labels: node.labels ?? {}, gpus,
