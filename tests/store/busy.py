@@ -20,6 +20,7 @@ from slicewise.control.commands import (
 )
 from slicewise.control.ports import IdempotencyKey, Kept
 from slicewise.control.snapshot import Snapshot, snapshot_of
+from slicewise.engine.reservation_rules import ReservationRules
 from slicewise.journal.entries import Role, Seconds
 from slicewise.store.sql import SqlStore
 
@@ -32,7 +33,7 @@ class Busy:
 
     def __init__(self, seed: int = 1) -> None:
         self.chance = random.Random(seed)
-        self.office = ControlPlane()
+        self.office = ControlPlane(rules=ReservationRules(after=30.0, share=0.5))
         self.office.now = START
         self.answers: list[tuple[IdempotencyKey, Kept, Seconds]] = []
         self.snapshots: dict[int, Snapshot] = {}

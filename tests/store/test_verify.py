@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.control.control_plane import A30, A100
+from tests.control.control_plane import A30, A100, ControlPlane
 from tests.store.busy import START, fill
 from tests.tenants import ref
 
@@ -19,6 +19,7 @@ from slicewise.control.allocation_state import AllocationEntries
 from slicewise.control.snapshot import snapshot_of
 from slicewise.control.state import State
 from slicewise.core.errors import SlicewiseError
+from slicewise.engine.reservation_rules import ReservationRules
 from slicewise.journal.entries import (
     Allocated,
     AllocationRecord,
@@ -142,7 +143,7 @@ def test_an_intact_store_is_clean(good: SqlStore, papers: Papers) -> None:
     assert (report.rows, report.snapshots) == (600, 2)
     assert report.answers == len(papers.kept_answers) > 100
     kinds = {json.loads(row.data)["kind"] for row in papers.kept_rows}
-    assert kinds >= {"moved", "served", "node-removed", "token-revoked", "rejected"}
+    assert kinds >= {"moved", "served", "node-removed", "token-revoked", "rejected", "reserved"}
 
 
 def test_an_empty_store_is_clean(store: SqlStore) -> None:
@@ -155,6 +156,26 @@ def test_many_intact_stores_are_clean(tmp_path: Path, seed: int) -> None:
     fill(store, 300, seed=seed, snapshots=20)
     assert verify(store).findings == []
     store.close()
+
+
+def test_a_gpu_that_a_reservation_keeps_from_all_others_is_clean(store: SqlStore) -> None:
+    office = ControlPlane(rules=ReservationRules(after=60))
+    office.now = START
+    office.tenant()
+    office.tenant("other")
+    office.node()
+    office.create("4g.40gb", tenant="other", lease=100)
+    office.create("2g.20gb", tenant="other")
+    assert office.create("3g.40gb", wait=1000)[0] == 202
+    office.now += 1
+    assert office.create("1g.10gb", tenant="other")[0] == 201, "it overtakes"
+    office.wait(60)
+    # 3g in place of 4g leaves more compute slices than there are today: requests must not see it.
+    assert not len(office.state.cluster.schedulable)
+    epoch = store.lead("test", "http://127.0.0.1:1", 60)
+    assert epoch is not None
+    store.append(epoch, office.rows, [])
+    assert verify(store).findings == []
 
 
 def test_a_journal_that_begins_at_a_snapshot_is_clean(papers: Papers) -> None:

@@ -385,12 +385,19 @@ class _Inspection:
             self._add(f"{at}, the state has other releasing instances than the journal")
 
     def _compare_holds(self, state: State, at: str) -> None:
-        """Check that exactly the GPUs of ready nodes without holds are schedulable."""
+        """Check that exactly the GPUs of ready nodes without holds are schedulable.
+
+        A reserved window may keep requests from a whole GPU, which is not schedulable then.
+        """
+        cluster = state.cluster
         for node in state.nodes.values():
             ready = node.phase is NodePhase.READY and not node.holds
             held = node.agent.gpu_holds if node.agent is not None else {}
             for index, gpu in enumerate(node.gpus):
-                if (gpu in state.cluster.schedulable) != (ready and index not in held):
+                takes = ready and index not in held
+                offered = gpu in cluster.schedulable
+                hidden = takes and not offered and cluster.reserved(gpu) is not None
+                if cluster.takes_instances(gpu) != takes or (offered != takes and not hidden):
                     self._add(f"{at}, GPU {index} of node {node.name!r} is scheduled wrongly")
 
 
