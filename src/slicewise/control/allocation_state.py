@@ -255,6 +255,10 @@ class AllocationEntries:
         ends = known_end(record)
         if placed is None:
             placed = tuple([self._place(part, ends) for part in record.parts])
+        else:  # not every way to place one tells its end
+            for instance in placed:
+                if state.cluster.end_of(instance) != ends:
+                    state.cluster.set_end(instance, ends)
         state.turn = state.scheduler.turn = placed[-1].gpu + 1
         identity = record.id
         state.instances[identity] = tuple([instance.id for instance in placed])
@@ -264,8 +268,6 @@ class AllocationEntries:
             state.notices[identity] = None
         for part, instance in zip(record.parts, placed, strict=True):
             state.owner[instance.id] = identity
-            if state.cluster.end_of(instance) != ends:  # not every way to place one tells its end
-                state.cluster.set_end(instance, ends)
             self._charge(record, part, 1)
             self._count_instance(part)
             state.waiting.placed(state.nodes[part.node].geometry, record.requested)

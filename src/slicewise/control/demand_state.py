@@ -49,8 +49,8 @@ class DemandState:
         self.seen_rejected = 0
         """How many of them were rejected, or waited too long."""
         self._requests: dict[Request, Request | None] = {}
-        self._models: tuple[str, ...] = ()
-        """The models that the cached requests are for."""
+        self._models_seen = 0
+        """For which models of the cluster the requests are cached."""
 
     def snapshot(self) -> DemandSnapshot:
         """Return everything that `restore` needs."""
@@ -102,13 +102,18 @@ class DemandState:
         Requests with the same candidates are one: a need is canonical, the models are those that
         offer it, and all of them are the same as none in particular.
         """
-        models = tuple(self._state.geometries)
-        if models != self._models or len(self._requests) == _MOST_REQUESTS:
+        models_seen = self._state.cluster.models_seen
+        if models_seen != self._models_seen:
             self._requests.clear()
-            self._models = models
-        if request not in self._requests:
-            self._requests[request] = self._request_for(self._state.canonical(request))
-        return self._requests[request]
+            self._models_seen = models_seen
+        try:
+            return self._requests[request]
+        except KeyError:
+            if len(self._requests) == _MOST_REQUESTS:
+                self._requests.clear()
+            counts = self._request_for(self._state.canonical(request))
+            self._requests[request] = counts
+            return counts
 
     def _request_for(self, request: Request) -> Request | None:
         everywhere = Request(request.want)

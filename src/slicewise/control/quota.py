@@ -133,8 +133,10 @@ class QuotaCheck:
 
     def excess(self, ticket: Ticket, instances: tuple[Instance, ...]) -> Rejection | None:
         """Return how these instances exceed the quota, which may depend on the profiles chosen."""
-        parts = self._state.parts(instances)
-        too_much = excess(self._state.tenants[ticket.tenant], [*self.held, *parts])
+        tenant = self._state.tenants[ticket.tenant]
+        if not has_limits(tenant):
+            return None
+        too_much = excess(tenant, [*self.held, *self._state.parts(instances)])
         return None if too_much is None else Rejection(ticket.request, Reason.QUOTA, too_much)
 
     def ends(self, instance: Instance) -> Seconds | None:

@@ -8,7 +8,7 @@ that exist, which it cannot pretend, and an equal part among the tenants in the 
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 
 from slicewise.journal.records import Seconds
 
@@ -26,10 +26,10 @@ class TenantWindow:
     def __init__(self, entries: tuple[tuple[Seconds, str, int], ...] = ()) -> None:
         """``entries`` are what `entries` returned."""
         self._entries = deque(entries)
-        self._of: Counter[str] = Counter()
+        self._of: dict[str, int] = {}
         for _, tenant, count in entries:
-            self._of[tenant] += count
-        self._size = self._of.total()
+            self._of[tenant] = self._of.get(tenant, 0) + count
+        self._size = sum(self._of.values())
 
     @property
     def entries(self) -> tuple[tuple[Seconds, str, int], ...]:
@@ -41,10 +41,11 @@ class TenantWindow:
 
         The tenant holds ``held`` of the ``total`` instances that exist.
         """
-        while self._entries and self._entries[0][0] < at - AGE:
-            self._drop(self._entries[0][2])
+        entries = self._entries
+        while entries and entries[0][0] < at - AGE:
+            self._drop(entries[0][2])
         own = self._of.get(tenant, 0)
-        tenants = len(self._of) + (tenant not in self._of)
+        tenants = len(self._of) + (not own)
         if held * tenants < total or not total:
             held, total = 1, tenants
         taken = min(count, SIZE)
@@ -52,8 +53,8 @@ class TenantWindow:
             more = (held * self._size - total * own) // (total - held) + 1
             taken = max(0, min(taken, max(more, FREE - own)))
         if taken:
-            self._entries.append((at, tenant, taken))
-            self._of[tenant] += taken
+            entries.append((at, tenant, taken))
+            self._of[tenant] = own + taken
             self._size += taken
             if self._size > SIZE:
                 self._drop(self._size - SIZE)
@@ -69,6 +70,8 @@ class TenantWindow:
                 self._entries.appendleft((at, tenant, left))
             gone = held - left
             count -= gone
-            self._of[tenant] -= gone
-            if not self._of[tenant]:
+            own = self._of[tenant] - gone
+            if own:
+                self._of[tenant] = own
+            else:
                 del self._of[tenant]

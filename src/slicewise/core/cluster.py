@@ -351,7 +351,7 @@ class Cluster(StateIndex, ClusterTotals):
 
     def undo_place(self, instance: Instance) -> None:
         """Undo the latest placement."""
-        self.instance(instance.id)
+        self._slot(instance)
         self._take_out(instance.id)
 
     def undo_release(self, instance: Instance) -> None:
@@ -366,15 +366,7 @@ class Cluster(StateIndex, ClusterTotals):
 
     def instance(self, identity: int) -> Instance:
         """The existing instance with that id."""
-        slot = identity & (1 << _SLOT_BITS) - 1
-        if (
-            not identity >= 0
-            or slot >= len(self._where)
-            or self._generation[slot] != identity >> _SLOT_BITS
-            or self._where[slot] == _FREE_SLOT
-        ):
-            raise PlacementError(f"no instance {identity}: it was released already, or never was")
-        return self._instance_in(slot, identity)
+        return self._instance_in(self._slot(identity), identity)
 
     def end_of(self, instance: Instance | int) -> float:
         """When an instance will leave; infinity if that is not known."""
@@ -387,9 +379,17 @@ class Cluster(StateIndex, ClusterTotals):
         self.window_ends.forget(self._where[slot] >> _PLACEMENT_BITS)
 
     def _slot(self, instance: Instance | int) -> int:
+        """The place of an existing instance in the arrays."""
         identity = instance if isinstance(instance, int) else instance.id
-        self.instance(identity)
-        return identity & (1 << _SLOT_BITS) - 1
+        slot = identity & (1 << _SLOT_BITS) - 1
+        if (
+            not identity >= 0
+            or slot >= len(self._where)
+            or self._generation[slot] != identity >> _SLOT_BITS
+            or self._where[slot] == _FREE_SLOT
+        ):
+            raise PlacementError(f"no instance {identity}: it was released already, or never was")
+        return slot
 
     def ends_on(self, gpu: int) -> list[tuple[int, float]]:
         """The placements on a GPU, and when each ends; as requests see it, like its state.

@@ -42,6 +42,9 @@ _FORGOTTEN_AFTER = 50
 _MOST_REQUESTS = 64
 """The limit on kinds of request: tenants choose them, so memory must be bounded."""
 
+_KEEP = 1 - 1 / WINDOW
+"""What a lifetime still counts when the next one was seen."""
+
 _TINY = 1e-300
 
 _MOST_STAYS = 1000
@@ -144,8 +147,11 @@ class DemandEstimate:
         Requests of the same kind are to be equal, and some GPU of the cluster is to offer them.
         """
         windows = self._windows
-        long, short = self._lengths()
-        keep_long, keep_short = (1 - 1 / long) ** count, (1 - 1 / short) ** count
+        long = max(float(WINDOW), self.running)
+        short = SHORT * long
+        keep_long, keep_short = 1 - 1 / long, 1 - 1 / short
+        if count != 1:
+            keep_long, keep_short = keep_long**count, keep_short**count
         for each in self._asked.values():
             each.long *= keep_long
             each.short *= keep_short
@@ -165,8 +171,10 @@ class DemandEstimate:
         windows.short = windows.short * keep_short + more_short
         windows.long_time = windows.long_time * keep_long + gap
         windows.short_time = windows.short_time * keep_short + gap
-        windows.long_square = windows.long_square * keep_long**2 + more_long**2
-        windows.short_square = windows.short_square * keep_short**2 + more_short**2
+        windows.long_square = windows.long_square * keep_long * keep_long + more_long * more_long
+        windows.short_square = (
+            windows.short_square * keep_short * keep_short + more_short * more_short
+        )
         windows.product = windows.product * keep_long * keep_short + more_long * more_short
         if len(self._asked) > _MOST_REQUESTS:
             del self._asked[min(self._asked.values(), key=lambda each: each.last).request]
@@ -176,10 +184,10 @@ class DemandEstimate:
     def ended(self, profile: str, lifetime: float, stated: float | None = None) -> None:
         """Count the end of an instance; ``stated`` is the lifetime that its request announced."""
         windows = self._windows
-        keep = 1 - 1 / WINDOW
-        windows.stays = windows.stays * keep + max(lifetime, 0.0)
-        windows.instances = windows.instances * keep + 1
-        self._stays.append(Stay(profile, max(lifetime, 0.0), stated))
+        lifetime = max(lifetime, 0.0)
+        windows.stays = windows.stays * _KEEP + lifetime
+        windows.instances = windows.instances * _KEEP + 1
+        self._stays.append(Stay(profile, lifetime, stated))
 
     # What it says
 
@@ -214,7 +222,10 @@ class DemandEstimate:
     @property
     def running(self) -> float:
         """How many instances would run on average if none were rejected (Little's law)."""
-        return self.rate * self.mean_lifetime
+        windows = self._windows
+        if not windows.long_time or not windows.instances:
+            return 0.0
+        return windows.long / windows.long_time * (windows.stays / windows.instances)
 
     @property
     def stays(self) -> tuple[Stay, ...]:
@@ -228,10 +239,6 @@ class DemandEstimate:
         return found if len(found) >= least else self.stays
 
     # Windows
-
-    def _lengths(self) -> tuple[float, float]:
-        long = max(float(WINDOW), self.running)
-        return long, SHORT * long
 
     def _compare(self, length: float) -> None:
         """Forget what is too old, and begin again if the demand has changed."""

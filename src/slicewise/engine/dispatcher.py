@@ -160,6 +160,9 @@ class Dispatcher:
 
     def serve(self, now: float) -> None:
         """Place the waiting requests for which there is room, and settle the queue."""
+        if not len(self.queue):  # the usual case costs nothing; without lines, nothing is reserved
+            self._freed.clear()
+            return
         self._drop_unusable()
         self._room_appeared = True
         while self._room_appeared:  # reservations that end while requests are placed make room
