@@ -22,9 +22,9 @@ from typing import NamedTuple
 import numpy as np
 
 from slicewise import Geometry, load_geometry, policy, policy_names
-from slicewise.cli.progress import run_with_progress
 from slicewise.lab.experiment import ORACLE, PUBLISHED_COLUMNS, Published, Steady
 from slicewise.lab.mix import Mix, parse_mix
+from slicewise.lab.progress import run_with_progress
 from slicewise.lab.results import Row, steady_rows
 from slicewise.lab.workload import BINS
 from slicewise.policies.base import TablePolicy

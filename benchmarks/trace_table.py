@@ -25,10 +25,10 @@ from functools import cache
 from pathlib import Path
 
 from slicewise import Reason, load_geometry, policy
-from slicewise.lab.replay import EngineHost, Host, ReplayStats, replay
 from slicewise.lab.timeline import Timeline, busy_begin, lay_out, resample_weeks
 from slicewise.lab.trace import Job, Trace, fit, read_trace
 from slicewise.lab.trace_oracle import Limit, OracleHost, limit_of
+from slicewise.lab.trace_replay import EngineHost, Host, ReplayStats, replay
 from slicewise.lab.workload import run_generator
 from slicewise.policies.base import Policy, TablePolicy, Ties
 from slicewise.policies.peers.node_first import NodeFirst

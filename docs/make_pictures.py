@@ -46,12 +46,12 @@ from slicewise.lab.paper.published import published
 from slicewise.lab.paper.readings import READINGS, ReadingName
 from slicewise.lab.planning import Question, curve_rows, make_plans, plan_rows
 from slicewise.lab.queueing import Queueing, queueing_rows
-from slicewise.lab.replay import compare
 from slicewise.lab.results import Row, mean_fragmentation, published_rows, steady_rows
 from slicewise.lab.runner import Outcome, run_experiment
 from slicewise.lab.tenants import scenario
 from slicewise.lab.timeline import lay_out
 from slicewise.lab.trace import fit, read_trace
+from slicewise.lab.trace_replay import compare
 from slicewise.lab.workload import draw_kinds, longest_lifetime, run_generator
 from slicewise.policies.registry import policy
 

@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 
 import slicewise
+from slicewise import lab
 from slicewise.policies.registry import _entries
 
 
@@ -53,6 +54,8 @@ def test_every_public_name_is_in_the_python_reference(root: Path) -> None:
     assert not set(listed) - set(slicewise.__all__), (
         "docs/python-api.md lists names that are not public"
     )
+    experiments = re.findall(r"^\| `lab\.(\w+)` \|", reference, re.MULTILINE)
+    assert sorted(experiments) == sorted(lab.__all__)
 
 
 def test_every_policy_is_documented(root: Path) -> None:

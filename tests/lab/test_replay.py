@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slicewise import Cluster, Geometry, Instance, Reason, Request, Scheduler, SlicewiseError
-from slicewise.lab.replay import EngineHost, compare, figures, replay
 from slicewise.lab.timeline import QUIET, Timeline, busy_begin, lay_out
 from slicewise.lab.trace import Job
+from slicewise.lab.trace_replay import EngineHost, compare, figures, replay
 from slicewise.policies.mfi import Mfi
 from slicewise.policies.registry import policy, policy_names
 

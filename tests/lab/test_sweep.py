@@ -34,7 +34,7 @@ from slicewise.lab.parquet import runs_table, summary_table, write_table
 from slicewise.lab.results import steady_rows
 from slicewise.lab.runner import Outcome, missing_jobs, missing_runs, run_missing
 from slicewise.lab.sustained import DriftKind, Knowledge, LifetimeLaw, drift
-from slicewise.lab.sweep import Sweep, load_sweep, summary_rows, total_runs
+from slicewise.lab.sweep_file import Sweep, load_sweep, summary_rows, total_runs
 from slicewise.lab.workload import Lifetime
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

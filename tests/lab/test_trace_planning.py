@@ -15,7 +15,6 @@ from slicewise.core.cluster import Cluster
 from slicewise.core.request import Request
 from slicewise.lab.experiment import ORACLE, Tick
 from slicewise.lab.planning import Count
-from slicewise.lab.replay import EngineHost, figures, replay
 from slicewise.lab.results import Row
 from slicewise.lab.timeline import Timeline, lay_out
 from slicewise.lab.trace import Job
@@ -25,6 +24,7 @@ from slicewise.lab.trace_planning import (
     trace_curve_rows,
     trace_plan_rows,
 )
+from slicewise.lab.trace_replay import EngineHost, figures, replay
 from slicewise.policies.base import ScanPolicy, Spot
 
 A100 = Catalog.builtin().find("A100-80GB").require()

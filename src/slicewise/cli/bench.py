@@ -13,10 +13,10 @@ from slicewise.catalog import load_geometry
 from slicewise.cli.choices import chosen_policies
 from slicewise.cli.options import DEFAULT_MODEL, AsJson, PlotFile
 from slicewise.cli.output import Row, as_json, prepare_files
-from slicewise.cli.progress import progress
 from slicewise.cli.tables import print_table
 from slicewise.core.errors import SlicewiseError
 from slicewise.lab.mix import parse_mix
+from slicewise.lab.progress import progress
 from slicewise.policies.base import TablePolicy
 
 SIZES = (100, 1_000, 10_000, 100_000, 1_000_000)

@@ -66,12 +66,6 @@ def say_written(*paths: Path | None) -> None:
         typer.echo(f"Written: {path}", err=True)
 
 
-def runs_of(rows: Sequence[Row]) -> str:
-    """Return the number of runs; after an interruption it may differ by distribution."""
-    runs = sorted({int(str(row["runs"])) for row in rows})
-    return str(runs[0]) if len(runs) == 1 else f"{runs[0]} to {runs[-1]}"
-
-
 def as_json(document: object) -> str:
     """Format indented JSON; NaN and infinity are errors."""
     return json.dumps(document, indent=2, allow_nan=False) + "\n"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated
@@ -23,40 +22,29 @@ from slicewise.cli.options import (
     Workers,
     positive_workers,
 )
-from slicewise.cli.output import Row, as_csv, as_json, prepare_files, say_written, write_text
-from slicewise.cli.plan_text import Planned, print_plan
-from slicewise.cli.progress import progress, report_slow_policies
-from slicewise.cli.trace_input import TraceInput, TraceOptions, load_trace
+from slicewise.cli.output import as_csv, as_json, prepare_files, say_written, write_text
+from slicewise.cli.plan_text import print_plan
 from slicewise.core.errors import SlicewiseError
 from slicewise.core.geometry import Geometry
 from slicewise.lab.experiment import Tick
+from slicewise.lab.library import PLANNED
+from slicewise.lab.planned import planned, planned_for_trace
 from slicewise.lab.planning import (
     RUNS,
     Count,
     Question,
-    curve_rows,
-    make_plans,
     percent,
-    plan_rows,
     runs_for,
 )
+from slicewise.lab.progress import progress, report_slow_policies
+from slicewise.lab.result import Result
 from slicewise.lab.trace import TraceFormat
+from slicewise.lab.trace_input import TraceOptions, load_trace
 from slicewise.lab.trace_planning import (
     TraceQuestion,
-    plan_trace,
-    trace_curve_rows,
-    trace_plan_rows,
 )
 from slicewise.policies.base import Policy, TablePolicy
 
-DEFAULT_POLICIES = [
-    "least-lost",
-    "best-fit",
-    "mfi",
-    "first-fit",
-    "peer-parvagpu",
-    "peer-nvidia-dra",
-]
 SEED, DURATION, WARMUP = 1, 40, 3
 
 _QUIET_SLOTS, _QUIET_EVENTS = 20_000_000, 500_000
@@ -96,8 +84,7 @@ def plan(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="A policy; repeat, or separate by commas "
-            f"(default: {', '.join(DEFAULT_POLICIES)}).",
+            help=f"A policy; repeat, or separate by commas (default: {', '.join(PLANNED)}).",
         ),
     ] = None,
     reference: Annotated[
@@ -170,7 +157,7 @@ def plan(
     else:
         _refuse(of_draws, "is for drawn requests: it cannot be used with --trace")
     chosen = chosen_geometry(model, geometry)
-    policies, reference = _with_reference(chosen_policies(policy or DEFAULT_POLICIES), reference)
+    policies, reference = _with_reference(chosen_policies(policy or list(PLANNED)), reference)
     target = _share(target_rejection)
     prepare_files(csv, plot, curve)
 
@@ -197,16 +184,17 @@ def plan(
         asked = TraceQuestion(
             timeline, chosen, policies, target, count, reference, step, gpus_per_node, oracle
         )
-        result = _plan_trace(asked, recorded)
+        rounds = _Rounds("replays", _QUIET_EVENTS // len(timeline.events))
+        result = planned_for_trace(asked, recorded, rounds)
 
     if csv is not None:
         write_text(csv, as_csv(result.rows))
     if curve is not None:
         write_text(curve, as_csv(result.curve))
     if plot is not None:
-        _plot(result, plot)
+        result.plot().save(plot)
     if json:
-        document = {**result.setting, "results": result.rows, "curve": result.curve}
+        document = {**result.settings, "results": result.rows, "curve": result.curve}
         typer.echo(as_json(document), nl=False)
     else:
         print_plan(result)
@@ -253,61 +241,16 @@ def _share(text: str) -> float:
     return float(Fraction(found["number"]) / (100 if found["percent"] else 1))
 
 
-def _plan_demand(question: Question, runs: int | None, workers: int | None) -> Planned:
-    question = replace(question, runs=runs_for(question, runs))
-    if runs is None and question.runs > RUNS:
+def _plan_demand(question: Question, runs: int | None, workers: int | None) -> Result:
+    needed = runs_for(question, runs)
+    if runs is None and needed > RUNS:
         Console(stderr=True, highlight=False).print(
-            f"{percent(question.target)} is rare: {question.runs} runs instead of {RUNS}.",
+            f"{percent(question.target)} is rare: {needed} runs instead of {RUNS}.",
             soft_wrap=True,
         )
     report_slow_policies(question.policies)
     compiled = all(isinstance(policy, TablePolicy) for policy in question.policies)
-    rounds = _Rounds("slots", _QUIET_SLOTS if compiled else 0)
-    plans = make_plans(question, workers, rounds)
-    setting: Row = {
-        "demand_gpus": question.demand,
-        **_asked(question, question.mixes[0].geometry),
-        "runs": question.runs,
-        "seed": question.seed,
-        "duration": question.lifetimes,
-        "warmup": question.warmup,
-    }
-    title = f"Demand of {question.demand:g} {setting['model']}, {_target(question)}"
-    return Planned(title, setting, plan_rows(question, plans), curve_rows(plans))
-
-
-def _plan_trace(question: TraceQuestion, recorded: TraceInput) -> Planned:
-    timeline = question.timeline
-    found, missing = plan_trace(question, _Rounds("replays", _QUIET_EVENTS // len(timeline.events)))
-    setting: Row = {
-        **recorded.setting,
-        "begin_seconds": float(timeline.begin),
-        "preplaced": timeline.preplaced,
-        "arrivals": len(timeline.arrivals),
-        "offered_gpus": timeline.offered_slices / question.geometry.slices,
-        **recorded.skipped,
-        **_asked(question, question.geometry),
-    }
-    rows = trace_plan_rows(question, found, missing)
-    title = f"{setting['trace']} on {setting['model']}, {_target(question)}"
-    notes = tuple(recorded.skipped_lines())
-    return Planned(title, setting, rows, trace_curve_rows(question, found), notes)
-
-
-def _asked(question: Question | TraceQuestion, geometry: Geometry) -> Row:
-    return {
-        "model": geometry.model,
-        "target_rejected_share": question.target,
-        "count": str(question.count),
-        "reference": question.reference,
-        "step": question.step,
-        "gpus_per_node": question.gpus_per_node,
-    }
-
-
-def _target(question: Question | TraceQuestion) -> str:
-    of = "requests" if question.count is Count.REQUESTS else "requested slices"
-    return f"at most {percent(question.target)} of {of} rejected"
+    return planned(question, needed, workers, _Rounds("slots", _QUIET_SLOTS if compiled else 0))
 
 
 class _Rounds:
@@ -331,11 +274,3 @@ class _Rounds:
         except KeyboardInterrupt:
             console.print("Interrupted: an unfinished search has no result.")
             raise
-
-
-def _plot(planned: Planned, path: Path) -> None:
-    from slicewise.lab.figures.planning import planning_curves
-    from slicewise.lab.figures.save import save_as
-
-    setting = {**planned.setting, "title": planned.title}
-    save_as(planning_curves(planned.rows, planned.curve, setting), path)

@@ -10,12 +10,13 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from slicewise.cli.output import Row, runs_of
-from slicewise.cli.tables import figure_cell, figures_table, print_table
+from slicewise.cli.output import Row
+from slicewise.cli.tables import figures_table, print_table
 from slicewise.core.errors import SlicewiseError
 from slicewise.core.geometry import Geometry
 from slicewise.lab.disciplines import WAYS, way
 from slicewise.lab.queueing import Queueing
+from slicewise.lab.tables import figure_cell, runs_of
 from slicewise.lab.tenants import SCENARIOS, scenario
 
 POLICIES = ["least-lost"]

@@ -8,20 +8,20 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
 from slicewise.cli.choices import chosen_geometry, chosen_policies
 from slicewise.cli.options import AsJson, CsvFile, GeometryFiles, Gpus, ModelName, PlotFile
 from slicewise.cli.output import Row, as_csv, as_json, prepare_files, say_written, write_text
-from slicewise.cli.progress import progress
-from slicewise.cli.simulate import DEFAULT_POLICIES
-from slicewise.cli.tables import Columns, figure_cell, figures_table, print_table
-from slicewise.cli.trace_input import TraceInput, TraceOptions, check_trace_options, load_trace
+from slicewise.cli.tables import print_table, rich_table
 from slicewise.core.errors import SlicewiseError
 from slicewise.lab.experiment import ORACLE
-from slicewise.lab.replay import GPUS_PER_NODE, MAX_GPUS, compare
+from slicewise.lab.library import POLICIES
+from slicewise.lab.progress import progress
+from slicewise.lab.tables import replay_table
 from slicewise.lab.timeline import Timeline
 from slicewise.lab.trace import TraceFormat
+from slicewise.lab.trace_input import TraceInput, TraceOptions, check_trace_options, load_trace
+from slicewise.lab.trace_replay import GPUS_PER_NODE, MAX_GPUS, compare
 
 
 def replay(
@@ -78,7 +78,7 @@ def replay(
 ) -> None:
     """Compare policies on the requests of a recorded trace."""
     chosen = chosen_geometry(model, geometry)
-    policies = chosen_policies(policy or DEFAULT_POLICIES)
+    policies = chosen_policies(policy or list(POLICIES))
     for what, number in (("gpus", gpus), ("gpus per node", gpus_per_node)):
         if not 1 <= number <= MAX_GPUS:
             raise SlicewiseError(f"{what} must be 1 to {MAX_GPUS}, not {number}")
@@ -134,26 +134,12 @@ def _flat(row: Row, prefix: str = "") -> Iterator[tuple[str, object]]:
             yield prefix + name, value
 
 
-_COLUMNS: Columns = {
-    "rejected %": ("rejected_share", 100, 2),
-    "of slices": ("rejected_slices_share", 100, 2),
-    "util. %": ("utilization_percent", 1, 1),
-    "peak": ("peak_utilization_percent", 1, 1),
-    "active %": ("active_gpus_percent", 1, 1),
-    "F": ("fragmentation", 1, 2),
-}
-
-
 def _print(setting: Row, recorded: TraceInput, results: list[dict[str, object]]) -> None:
     console = Console(highlight=False, markup=False)
     timeline = recorded.timeline
     for line in _summary(setting, timeline):
         console.print(line, soft_wrap=True)
-    table = figures_table((*_COLUMNS, "fragmented"))
-    for row in results:
-        cells = (figure_cell(row, *column) for column in _COLUMNS.values())
-        table.add_row(Text(str(row["policy"])), *cells, _fragmented(row))
-    print_table(table, console)
+    print_table(rich_table(replay_table(results)), console)
     console.print("fragmented: of the rejections, how many although enough slices were free")
     if results[-1]["rejected"] is None:
         console.print(f"{ORACLE}: {results[-1]['oracle_missing']}", soft_wrap=True)
@@ -184,14 +170,6 @@ def _summary(setting: Row, timeline: Timeline) -> Iterator[str]:
         f"{len(timeline.arrivals)} requests in {hours:.4g} hours{before}{faster}; "
         f"offered load {setting['offered_load']:.2f}"
     )
-
-
-def _fragmented(row: Row) -> str:
-    """Format the share of rejections by fragmentation; the oracle has none."""
-    reasons = row["rejected_by_reason"]
-    assert isinstance(reasons, dict)
-    is_oracle = row["peak_active_gpus_percent"] is None
-    return "-" if is_oracle else f"{reasons['fragmented']}/{row['rejected']}"
 
 
 def _plot(setting: Row, results: list[dict[str, object]], path: Path) -> None:

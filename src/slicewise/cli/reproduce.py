@@ -15,13 +15,13 @@ import slicewise
 from slicewise.catalog import load_geometry
 from slicewise.cli.options import DEFAULT_MODEL, AsJson, Seed, Workers, positive_workers
 from slicewise.cli.output import Row, as_csv, as_json, prepare_folder, write_text
-from slicewise.cli.progress import run_together_with_progress
 from slicewise.cli.tables import print_table
 from slicewise.lab.paper.arithmetic import impossible, possible_gpus, possible_runs
 from slicewise.lab.paper.comparison import Cell, Comparison, SideBySide, compare, side_by_side
 from slicewise.lab.paper.published import published
 from slicewise.lab.paper.readings import READINGS, PaperReading, ReadingName
 from slicewise.lab.paper.report import RunMeta, caption, render_report
+from slicewise.lab.progress import run_together_with_progress
 from slicewise.lab.results import mean_fragmentation, published_rows
 from slicewise.lab.runner import Outcome
 from slicewise.lab.workload import Lifetime

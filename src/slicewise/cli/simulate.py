@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
 from slicewise.cli.choices import chosen_geometry, chosen_mixes, chosen_policies
 from slicewise.cli.options import (
@@ -27,11 +26,9 @@ from slicewise.cli.output import (
     as_csv,
     as_json,
     prepare_files,
-    runs_of,
     say_written,
     write_text,
 )
-from slicewise.cli.progress import run_with_progress
 from slicewise.cli.queueing import (
     POLICIES,
     DisciplineOption,
@@ -50,24 +47,17 @@ from slicewise.cli.steady import (
     SteadyOptions,
     print_drift,
 )
-from slicewise.cli.tables import Columns, figure_cell, figures_table, print_table
+from slicewise.cli.tables import print_table, rich_table
 from slicewise.core.errors import SlicewiseError
-from slicewise.lab.experiment import ORACLE, Experiment, Published, Steady
-from slicewise.lab.migration import Migration, migration_rows
-from slicewise.lab.queueing import Queueing, queueing_rows
-from slicewise.lab.results import published_rows, steady_rows
+from slicewise.lab.experiment import Experiment, Published, Steady
+from slicewise.lab.library import POLICIES as DEFAULT_POLICIES
+from slicewise.lab.library import rows_of
+from slicewise.lab.migration import Migration
+from slicewise.lab.progress import run_with_progress
+from slicewise.lab.queueing import Queueing
 from slicewise.lab.runner import Outcome
+from slicewise.lab.tables import Table, published_table, runs_of, steady_table
 from slicewise.lab.workload import Lifetime
-
-DEFAULT_POLICIES = [
-    "mfi",
-    "least-lost",
-    "mfi-overlap",
-    "first-fit",
-    "best-fit",
-    "worst-fit",
-    "round-robin",
-]
 
 
 def simulate(
@@ -155,7 +145,7 @@ def simulate(
             "--distribution: the tenants of a scenario have their own; choose with --scenario"
         )
     settings: dict[str, Any] = {
-        "policies": chosen_policies(policy or (POLICIES if waits else DEFAULT_POLICIES)),
+        "policies": chosen_policies(policy or list(POLICIES if waits else DEFAULT_POLICIES)),
         "gpus": gpus,
         "runs": runs,
         "seed": seed,
@@ -183,7 +173,7 @@ def simulate(
     prepare_files(csv, plot)
     unit = "runs" if isinstance(what, Published) else "slots"
     outcome = run_with_progress(what, positive_workers(workers), unit)
-    rows = _rows(outcome)
+    rows: list[Row] = [*rows_of(outcome)]
     if csv is not None:
         write_text(csv, as_csv(rows))
     if plot is not None:
@@ -201,18 +191,6 @@ def simulate(
     say_written(csv, plot)
 
 
-def _rows(outcome: Outcome) -> list[Row]:
-    match outcome.experiment:
-        case Published():
-            return [*published_rows(outcome)]
-        case Queueing():
-            return [*queueing_rows(outcome)]
-        case Migration():
-            return [*migration_rows(outcome)]
-        case _:
-            return [*steady_rows(outcome)]
-
-
 def _document(outcome: Outcome, name: ExperimentName, rows: list[Row]) -> dict[str, object]:
     experiment = outcome.experiment
     return {
@@ -227,52 +205,21 @@ def _document(outcome: Outcome, name: ExperimentName, rows: list[Row]) -> dict[s
 
 
 def _print_steady(rows: list[Row]) -> None:
-    first = rows[0]["compared_with"]
-    columns = {
-        "rejected %": ("rejected_share", 100, 2),
-        "of slices": ("rejected_slices_share", 100, 2),
-        "util. %": ("utilization_percent", 1, 1),
-        "active %": ("active_gpus_percent", 1, 1),
-        "F": ("fragmentation", 1, 2),
-        f"vs {first}" if len(str(first)) < 12 else "vs first": (
-            "rejected_share_difference",
-            100,
-            2,
-        ),
-    }
-    if "migrated_share" in rows[0]:
-        del columns["active %"]  # keeps the table narrow
-        columns["moves %"] = ("migrated_share", 100, 2)
-    gpus, load = (rows[0][name] for name in ("gpus", "load"))
+    table = steady_table(rows)
+    first, gpus, load = (rows[0][name] for name in ("compared_with", "gpus", "load"))
     title = f"{gpus} GPUs at load {load:g}, {runs_of(rows)} runs; vs {first}: rejected %, paired"
-    _print_by_distribution(rows, columns, title)
-    for missing in dict.fromkeys(r["oracle_missing"] for r in rows if r["policy"] == ORACLE):
-        if missing is not None:
-            Console().print(f"{ORACLE}: {missing}", highlight=False, soft_wrap=True)
+    _print(table, title)
 
 
 def _print_published(rows: list[Row]) -> None:
-    columns = {
-        "acceptance": ("acceptance_rate", 1, 3),
-        "sched/mfi": ("scheduled_ratio_to_mfi", 1, 3),
-        "util. %": ("utilization_percent", 1, 1),
-        "active %": ("active_gpus_percent", 1, 1),
-        "F": ("fragmentation", 1, 2),
-    }
-    at_85 = [row for row in rows if row["demand"] == 0.85]
-    _print_by_distribution(at_85, columns, "at 85% demand (all demand bins: --json or --csv)")
+    _print(published_table(rows), "at 85% demand (all demand bins: --json or --csv)")
 
 
-def _print_by_distribution(rows: list[Row], columns: Columns, title: str) -> None:
-    table = figures_table(columns, f"{title}; ± is a 95% interval over runs")
-    for distribution in dict.fromkeys(str(row["distribution"]) for row in rows):
-        # A custom distribution can be long: one line per profile keeps the figures in view.
-        table.add_row(Text(distribution.replace(",", ",\n"), "bold"))
-        for row in rows:
-            if row["distribution"] == distribution:
-                cells = (figure_cell(row, *column) for column in columns.values())
-                table.add_row(Text(f"  {row['policy']}"), *cells)
-    print_table(table, Console())
+def _print(table: Table, title: str) -> None:
+    console = Console(highlight=False)
+    print_table(rich_table(table, f"{title}; ± is a 95% interval over runs"), Console())
+    for note in table.notes:
+        console.print(note, soft_wrap=True)
 
 
 def _plot(experiment: Experiment, rows: list[Row], path: Path) -> None:

@@ -9,12 +9,13 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from slicewise.cli.output import Row, runs_of
-from slicewise.cli.tables import figure_cell, figures_table, print_table
+from slicewise.cli.output import Row
+from slicewise.cli.tables import figures_table, print_table
 from slicewise.core.errors import SlicewiseError
 from slicewise.core.geometry import Geometry
 from slicewise.lab.mix import Mix, parse_mix
 from slicewise.lab.sustained import DriftKind, Knowledge, LifetimeLaw, drift
+from slicewise.lab.tables import figure_cell, runs_of
 
 WINDOWS = 8
 """The parts of the measured time that a drift is shown in."""

@@ -14,14 +14,14 @@ from rich.console import Console
 
 from slicewise.cli.options import AsJson, Workers, positive_workers
 from slicewise.cli.output import as_json, prepare_folder
-from slicewise.cli.progress import progress
 from slicewise.cli.sweep_results import Plan, document, plan_of, print_rows, write_results
 from slicewise.core.errors import SlicewiseError
 from slicewise.lab.checkpoint import FILE_NAME, Checkpoint, load_finished
 from slicewise.lab.executors import Executor, local_executor
+from slicewise.lab.progress import progress
 from slicewise.lab.ray_executor import RayExecutor
 from slicewise.lab.runner import Outcome, missing_runs, missing_units, run_missing
-from slicewise.lab.sweep import Sweep, load_sweep, summary_rows
+from slicewise.lab.sweep_file import Sweep, load_sweep, summary_rows
 
 _INTERRUPTED = 130
 

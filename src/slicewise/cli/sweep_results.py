@@ -9,13 +9,14 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from slicewise.cli.output import Row, as_json, runs_of, write_text
-from slicewise.cli.tables import Columns, figure_cell, figures_table, print_table
+from slicewise.cli.output import Row, as_json, write_text
+from slicewise.cli.tables import figures_table, print_table
 from slicewise.lab.experiment import ORACLE, Steady
 from slicewise.lab.figures.rows import distinct
 from slicewise.lab.fingerprint import made_with
 from slicewise.lab.runner import Outcome, missing_runs
-from slicewise.lab.sweep import Sweep, total_runs
+from slicewise.lab.sweep_file import Sweep, total_runs
+from slicewise.lab.tables import Columns, figure_cell, runs_of
 
 Plan = dict[str, Any]
 

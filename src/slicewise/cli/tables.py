@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as RichTable
+from rich.text import Text
 
-from slicewise.cli.output import Row
-
-Columns = Mapping[str, tuple[str, float, int]]
-"""By heading: the figure, its scale, and the number of digits."""
+if TYPE_CHECKING:  # `score` and others draw tables without the laboratory
+    from slicewise.lab.tables import Table
 
 _WIDEST = 1000
 """Wider than any table, in columns."""
@@ -21,31 +21,31 @@ def figures_table(
     caption: str | None = None,
     first: str = "",
     max_width: int | None = None,
-) -> Table:
+) -> RichTable:
     """Return an empty table: a column of names, then right-aligned columns of figures.
 
     ``max_width`` keeps long names from pushing the figures off the screen.
     """
-    table = Table(box=None, padding=(0, 1, 0, 0), caption=caption)
+    table = RichTable(box=None, padding=(0, 1, 0, 0), caption=caption)
     table.add_column(first, no_wrap=True, max_width=max_width)
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     return table
 
 
-def figure_cell(row: Row | None, figure: str, scale: float, digits: int) -> str:
-    """Format a figure of a row and half of its 95% interval, if it has one."""
-    value = None if row is None else row[figure]
-    if row is None or not isinstance(value, (int, float)):
-        return "-"
-    text = f"{value * scale:.{digits}f}"
-    interval = row.get(f"{figure}_ci95")
-    if not isinstance(interval, list):
-        return text
-    return f"{text}±{(interval[1] - interval[0]) / 2 * scale:.{digits}f}"
+def rich_table(table: Table, caption: str | None = None, max_width: int | None = None) -> RichTable:
+    """Return a table of results for Rich; its notes are left to the caller."""
+    made = figures_table(table.headings, caption, max_width=max_width)
+    for heading, lines in table.groups:
+        if heading is not None:
+            # A custom distribution can be long: one line per profile keeps the figures in view.
+            made.add_row(Text(heading.replace(",", ",\n"), "bold"))
+        for name, cells in lines:
+            made.add_row(Text(name if heading is None else f"  {name}"), *cells)
+    return made
 
 
-def print_table(table: Table, console: Console) -> None:
+def print_table(table: RichTable, console: Console) -> None:
     """Print a table without cutting columns, even if it is wider than the terminal."""
     every_column = console.options.update(max_width=_WIDEST)
     width = console.width

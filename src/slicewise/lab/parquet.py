@@ -16,7 +16,7 @@ from slicewise.core.errors import SlicewiseError
 from slicewise.lab.experiment import ORACLE, PUBLISHED_COLUMNS, STEADY_COLUMNS, Steady
 from slicewise.lab.results import Row
 from slicewise.lab.runner import Outcome
-from slicewise.lab.sweep import point
+from slicewise.lab.sweep_file import point
 from slicewise.lab.workload import BINS
 
 _INTERVAL = "_ci95"

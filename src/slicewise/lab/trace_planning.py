@@ -22,10 +22,10 @@ from slicewise.lab.planning import (
     check_target,
     saved_percent,
 )
-from slicewise.lab.replay import MAX_GPUS, EngineHost, Host, Row, figures, replay
 from slicewise.lab.sizing import Search, exactly
 from slicewise.lab.timeline import Timeline
 from slicewise.lab.trace_oracle import Limit, OracleHost, limit_of
+from slicewise.lab.trace_replay import MAX_GPUS, EngineHost, Host, Row, figures, replay
 from slicewise.policies.base import Policy
 
 NEAREST, WINDOW_SHARE = 5, 20

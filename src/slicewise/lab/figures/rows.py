@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slicewise.core.errors import SlicewiseError, UnknownNameError
-
-Row = Mapping[str, Any]
-"""A row of results: plain values, with the interval of a figure as ``..._ci95``."""
+from slicewise.lab.tables import Row as Row
 
 PublishedValues = Mapping[str, Mapping[str, Mapping[str, float]]]
 """Published values by figure, distribution and policy."""

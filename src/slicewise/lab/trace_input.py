@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
-from slicewise.cli.output import Row
 from slicewise.core.errors import SlicewiseError
 from slicewise.core.geometry import Geometry
+from slicewise.lab.results import Row
 from slicewise.lab.timeline import Timeline, busy_begin, lay_out
 from slicewise.lab.trace import Fitted, Trace, TraceFormat, fit, read_trace
 
