@@ -15,6 +15,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.util import find_spec
 from multiprocessing import resource_tracker
 from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Event as EventType
@@ -110,6 +111,8 @@ class WorkerProcesses:
         if len(jobs) < 2:
             yield from InProcess().work(experiments, jobs, tick)
             return
+        if find_spec("numba") is None:  # or every worker would report it, some after the first
+            raise ModuleNotFoundError("No module named 'numba'", name="numba")
         context = multiprocessing.get_context("spawn")
         progress: SimpleQueue[int] = context.SimpleQueue()
         stop = context.Event()
