@@ -88,12 +88,13 @@ def test_every_picture_has_a_function_that_draws_it(root: Path) -> None:
     assert drawn == {path.stem for path in (root / "docs" / "pictures").iterdir()}
 
 
-def test_the_readme_quotes_the_experiments(root: Path) -> None:
-    """The table of rejections in the README has the figures of docs/experiments.md."""
-    readme, experiments = text_of(root, "README.md"), text_of(root, "docs/experiments.md")
+def test_the_findings_quote_the_experiments(root: Path) -> None:
+    """The table of rejections in the findings has the figures of docs/experiments.md."""
+    findings = text_of(root, "docs/research/findings.md")
+    experiments = text_of(root, "docs/experiments.md")
     full = experiments[experiments.index("$ slicewise simulate --experiment steady") :]
     distributions = ("uniform", "skew-small", "skew-big", "bimodal")
-    rows = re.findall(r"^\| `([a-z-]+)` +\|(.*±.*)\|$", readme, re.MULTILINE)
+    rows = re.findall(r"^\| `([a-z-]+)` +\|(.*±.*)\|$", findings, re.MULTILINE)
     assert len(rows) == 7
     for policy, cells in rows:
         quoted = [cell.replace(" ", "") for cell in cells.split("|")]

@@ -195,3 +195,19 @@ def test_public_names_are_those_listed_and_load_nothing_before() -> None:
     assert set(lab.__all__) <= set(dir(lab))
     with pytest.raises(AttributeError, match="no attribute 'simulat'"):
         getattr(lab, "simulat")  # noqa: B009
+
+
+def test_intervals_of_shares_stay_within_the_whole() -> None:
+    result = lab.simulate(
+        ["mfi", "first-fit"], gpus=3, runs=2, duration=6, warmup=2, progress=False
+    )
+    ends = {
+        figure: [row[f"{figure}_ci95"] for row in result.rows if row[f"{figure}_ci95"] is not None]
+        for figure in ("rejected_share", "utilization_percent", "rejected_share_difference")
+    }
+    assert all(0 <= low <= high <= 1 for low, high in ends["rejected_share"])
+    assert all(0 <= low <= high <= 100 for low, high in ends["utilization_percent"])
+    assert any(low == 0 for low, _ in ends["rejected_share"]), "a wide one was cut"
+    assert any(low < 0 for low, _ in ends["rejected_share_difference"])
+    lines = str(result.table()).splitlines()
+    assert any(" (0.00 to " in line for line in lines), "both ends of a cut interval are written"

@@ -100,6 +100,21 @@ _STEADY: dict[str, Callable[[Floats, float, float], Ratio]] = {
 }
 """The figures of the steady experiment, from its sums by run."""
 
+WHOLES: Mapping[str, float] = {
+    "acceptance_rate": 1,
+    "rejected_share": 1,
+    "rejected_slices_share": 1,
+    "oracle_rejected_share": 1,
+    "gave_up_share": 1,
+    "waited_share": 1,
+    "false_wait_share": 1,
+    "fairness": 1,
+    "utilization_percent": 100,
+    "active_gpus_percent": 100,
+    "lost_percent": 100,
+}
+"""The figures that are parts of a whole, in any experiment."""
+
 _POSITIONAL = ("active_gpus_percent", "fragmentation")
 """Figures that need the positions of instances, which an oracle does not have."""
 
@@ -187,7 +202,12 @@ def _stack(outcome: Outcome, cell: tuple[int, int], runs: list[int]) -> Floats:
 
 
 def put_estimate(row: Row, figure: str, estimate: Estimate) -> None:
-    """Add a figure and its interval to a row; NaN becomes None, because JSON has no NaN."""
+    """Add a figure and its interval to a row; NaN becomes None, because JSON has no NaN.
+
+    The interval of a part of a whole ends at 0 and at the whole.
+    """
     row[figure] = None if math.isnan(estimate.value) else estimate.value
-    known = not math.isnan(estimate.low)
-    row[f"{figure}_ci95"] = [estimate.low, estimate.high] if known else None
+    low, high = estimate.low, estimate.high
+    if figure in WHOLES:
+        low, high = max(0.0, low), min(WHOLES[figure], high)
+    row[f"{figure}_ci95"] = None if math.isnan(estimate.low) else [low, high]

@@ -72,7 +72,10 @@ class Table:
 
 
 def figure_cell(row: Row | None, figure: str, scale: float, digits: int) -> str:
-    """Format a figure of a row and half of its 95% interval, if it has one."""
+    """Format a figure of a row and its 95% interval, if it has one.
+
+    The interval of a part of a whole may end at 0 or at the whole; then both ends are written.
+    """
     value = None if row is None else row[figure]
     if row is None or not isinstance(value, (int, float)):
         return "-"
@@ -80,7 +83,11 @@ def figure_cell(row: Row | None, figure: str, scale: float, digits: int) -> str:
     interval = row.get(f"{figure}_ci95")
     if not isinstance(interval, list):
         return text
-    return f"{text}±{(interval[1] - interval[0]) / 2 * scale:.{digits}f}"
+    low, high = interval
+    below, above = ((end - value) * scale for end in interval)
+    if abs(below + above) < 10**-digits:
+        return f"{text}±{(high - low) / 2 * scale:.{digits}f}"
+    return f"{text} ({low * scale:.{digits}f} to {high * scale:.{digits}f})"
 
 
 def figures(row: Row, columns: Columns) -> tuple[str, ...]:
