@@ -12,12 +12,15 @@ from slicewise.config.addresses import Network
 from slicewise.config.values import (
     Address,
     as_address,
+    as_algorithms,
     as_networks,
     as_path,
     as_paths,
     as_policy,
+    as_provider_url,
     as_retention,
     as_text,
+    as_texts,
     as_url,
 )
 from slicewise.control.gpu_models import MAX_CLUSTER_STATES, MAX_MODELS
@@ -64,6 +67,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Certificate chain, PEM."""
     tls_key: OptionalPath = _key("tls.key", None)
     """Private key, PEM."""
+    oidc_issuer: Annotated[str | None, as_provider_url] = _key("oidc.issuer", None)
+    """The OpenID Connect provider whose tokens are accepted, as its tokens name it."""
+    oidc_audience: Annotated[tuple[str, ...], as_texts] = _key("oidc.audience", ())
+    """The audiences that its tokens may be for, such as the client id of slicewise there."""
+    oidc_jwks: Annotated[str | None, as_provider_url] = _key("oidc.jwks", None)
+    """The URL of its keys; by default as its discovery document says."""
+    oidc_algorithms: Annotated[tuple[str, ...], as_algorithms] = _key(
+        "oidc.algorithms", ("RS256", "ES256")
+    )
+    """The algorithms that its tokens may be signed with."""
+    oidc_ca: OptionalPath = _key("oidc.ca", None)
+    """The CA of its certificate, PEM; by default those that Python trusts."""
+    oidc_refresh_seconds: Annotated[float, Meta(ge=10, le=86400)] = _key(
+        "oidc.refresh_seconds", 300.0
+    )
+    """How often its keys are fetched."""
+    sign_in_rules: OptionalPath = _key("sign_in.rules", None)
+    """The file with the rules from claims to rights, read again when it changes."""
     policy: Annotated[str, as_policy] = "default"
     """The placement policy."""
     geometry: Annotated[tuple[Path, ...], as_paths] = ()
@@ -197,6 +218,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             raise SlicewiseError(
                 "extender.client_ca: client certificates need TLS; set tls.cert and tls.key as well"
             )
+        if self.oidc_issuer is None and (self.oidc_audience or self.oidc_jwks or self.oidc_ca):
+            raise SlicewiseError("oidc.issuer is missing: the other keys of oidc belong to it")
+        if self.oidc_issuer is not None:
+            for key, given in (
+                ("oidc.audience", self.oidc_audience),
+                ("sign_in.rules", self.sign_in_rules),
+            ):
+                if not given:
+                    raise SlicewiseError(f"{key} is missing: oidc.issuer needs it")
 
     @property
     def extender_creates_tenants(self) -> bool:

@@ -18,10 +18,12 @@ from slicewise.control.actors import (
     bearer,
     check,
     expired,
+    identified,
     internal,
     unknown_token,
 )
 from slicewise.control.answers import RefusedError
+from slicewise.control.identities import Identity
 from slicewise.control.state import State
 from slicewise.journal.entries import Role, Seconds, TenantRef, TokenIssued
 from slicewise.server.limits import RateLimits
@@ -58,16 +60,22 @@ class Caller:
     """The network address of the client."""
     certified: bool = False
     """Whether a certificate authenticated the caller: it has no token that could be revoked."""
+    identity: Identity | None = None
+    """What ``token`` stands for, if it is not one of ours."""
 
     @property
     def actor(self) -> Actor:
         """The actor of the caller's commands."""
+        if self.identity is not None:
+            return identified(self.token, self.identity, self.origin)
         if self.certified:
             return internal(self.token.token, self.origin)
         return bearer(self.token, self.origin)
 
     def check(self, state: State, now: Seconds) -> TokenIssued:
         """Return the current token; refuse it if it was revoked or has expired."""
+        if self.identity is not None:
+            return self.identity.check(state, self.token, now)
         return self.token if self.certified else check(state.tokens, self.token, now)
 
     @property
