@@ -41,12 +41,17 @@ class Halfway:
 
     def finish(self) -> Answer:
         """Send the rest and return the status, the headers and the decoded body."""
+        self._socket.sendall(self._rest)
+        status, headers, content = self.read()
+        return status, headers, json.loads(content) if content else None
+
+    def read(self) -> tuple[int, dict[str, str], bytes]:
+        """Return the status, the headers and the body, once the service has ended its answer."""
         with self._socket:
-            self._socket.sendall(self._rest)
             data = b""
             while piece := self._socket.recv(65536):
                 data += piece
         head, _, content = data.partition(b"\r\n\r\n")
         first, *lines = head.decode().split("\r\n")
         headers = dict(line.lower().split(": ", 1) for line in lines)
-        return int(first.split()[1]), headers, json.loads(content) if content else None
+        return int(first.split()[1]), headers, content
