@@ -71,6 +71,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The OpenID Connect provider whose tokens are accepted, as its tokens name it."""
     oidc_audience: Annotated[tuple[str, ...], as_texts] = _key("oidc.audience", ())
     """The audiences that its tokens may be for, such as the client id of slicewise there."""
+    oidc_client: Annotated[str | None, as_text] = _key("oidc.client", None)
+    """The client id with which the dashboard and `slicewise login` sign people in."""
+    oidc_scopes: Annotated[tuple[str, ...], as_texts] = _key(
+        "oidc.scopes", ("openid", "profile", "email", "groups")
+    )
+    """What they ask the provider for."""
     oidc_jwks: Annotated[str | None, as_provider_url] = _key("oidc.jwks", None)
     """The URL of its keys; by default as its discovery document says."""
     oidc_algorithms: Annotated[tuple[str, ...], as_algorithms] = _key(
@@ -218,15 +224,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             raise SlicewiseError(
                 "extender.client_ca: client certificates need TLS; set tls.cert and tls.key as well"
             )
-        if self.oidc_issuer is None and (self.oidc_audience or self.oidc_jwks or self.oidc_ca):
+        provider = (self.oidc_audience, self.oidc_client, self.oidc_jwks, self.oidc_ca)
+        if self.oidc_issuer is None and any(provider):
             raise SlicewiseError("oidc.issuer is missing: the other keys of oidc belong to it")
         if self.oidc_issuer is not None:
             for key, given in (
-                ("oidc.audience", self.oidc_audience),
+                ("oidc.audience", self.oidc_audience or self.oidc_client),
                 ("sign_in.rules", self.sign_in_rules),
             ):
                 if not given:
                     raise SlicewiseError(f"{key} is missing: oidc.issuer needs it")
+
+    @property
+    def audience(self) -> tuple[str, ...]:
+        """The audiences that tokens of the provider may be for."""
+        client = () if self.oidc_client is None else (self.oidc_client,)
+        return (*self.oidc_audience, *client)
 
     @property
     def extender_creates_tenants(self) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import httpx
 from jwt import PyJWK
@@ -15,6 +15,7 @@ from jwt.exceptions import PyJWTError
 from slicewise.config.logs import logger
 from slicewise.config.settings import Settings
 from slicewise.config.values import as_provider_url
+from slicewise.control.answers import RefusedError
 from slicewise.core.errors import SlicewiseError
 from slicewise.journal.entries import Seconds
 
@@ -30,8 +31,13 @@ MIN_RSA_BITS = 2048
 _CURVES = {"P-256": "ES256", "P-384": "ES384", "P-521": "ES512", "Ed25519": "EdDSA"}
 _RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 
-Fetch = Callable[[str], Awaitable[bytes]]
-"""Returns the content at a URL, or raises ProviderError."""
+
+class Fetch(Protocol):
+    """Fetches a document of the provider."""
+
+    async def __call__(self, url: str, form: Mapping[str, str] | None = None) -> tuple[int, bytes]:
+        """Get a URL, or post a form to it; ProviderError if there is no answer."""
+
 
 log = logger("slicewise.sign_in")
 
@@ -131,7 +137,7 @@ class ProviderKeys:
         url = f"{self.issuer.rstrip('/')}/.well-known/openid-configuration"
         given = self._settings.oidc_jwks
         try:
-            document = _object(await self._fetch(url), url)
+            document = await self._get(url)
         except ProviderError:
             if given is None:
                 raise
@@ -156,7 +162,7 @@ class ProviderKeys:
         return found
 
     async def _read_keys(self, url: str) -> dict[str, Key]:
-        listed = _object(await self._fetch(url), url).get("keys")
+        listed = (await self._get(url)).get("keys")
         if not isinstance(listed, list) or len(listed) > MAX_KEYS:
             raise ProviderError(f"{url} holds no list of at most {MAX_KEYS} keys")
         found: dict[str, Key] = {}
@@ -165,6 +171,30 @@ class ProviderKeys:
             if key is not None:
                 found.setdefault(one["kid"], key)
         return found
+
+    async def _get(self, url: str) -> dict[str, Any]:
+        status, content = await self._fetch(url)
+        if status != 200:
+            raise ProviderError(f"{url} answers {status}")
+        return _object(content, url)
+
+    async def exchange(self, url: str, form: Mapping[str, str]) -> str:
+        """Exchange an authorization code for an identity token."""
+        try:
+            async with asyncio.timeout(FETCH_SECONDS):
+                status, content = await self._fetch(url, form)
+            answer = _object(content, url)
+        except (TimeoutError, ProviderError) as error:
+            log.warning("code not exchanged", problem=str(error))
+            raise RefusedError(
+                503, "the identity provider does not answer: try again", retry_after=5
+            ) from None
+        token = answer.get("id_token")
+        if status == 200 and isinstance(token, str) and token.isascii():
+            return token
+        why = str(answer.get("error_description") or answer.get("error") or f"status {status}")
+        shown = "".join(one for one in why[:200] if one.isprintable())
+        raise RefusedError(400, f"the identity provider refused the code: {shown}", field="code")
 
     def _now(self) -> Seconds:
         return asyncio.get_running_loop().time() if self._timer is None else self._timer()
@@ -207,8 +237,8 @@ class HttpFetch:
         self._ca = None if settings.oidc_ca is None else str(settings.oidc_ca)
         self._context: ssl.SSLContext | None = None
 
-    async def __call__(self, url: str) -> bytes:
-        """The content of a URL."""
+    async def __call__(self, url: str, form: Mapping[str, str] | None = None) -> tuple[int, bytes]:
+        """The status and the content of the answer."""
         context = self._context
         if context is None:
             # In a thread: this reads all authorities of the system.
@@ -216,16 +246,19 @@ class HttpFetch:
         try:
             async with (
                 httpx.AsyncClient(verify=context, timeout=FETCH_SECONDS) as client,
-                client.stream("GET", url, headers={"accept": "application/json"}) as response,
+                client.stream(
+                    "GET" if form is None else "POST",
+                    url,
+                    data=form,
+                    headers={"accept": "application/json"},
+                ) as response,
             ):
-                if response.status_code != 200:
-                    raise ProviderError(f"{url} answers {response.status_code}")
                 content = b""
                 async for piece in response.aiter_bytes():
                     content += piece
                     if len(content) > MAX_BYTES:
                         raise ProviderError(f"{url} is larger than {MAX_BYTES} bytes")
-                return content
+                return response.status_code, content
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             why = " ".join(str(error).split()) or type(error).__name__
             raise ProviderError(f"{url} cannot be fetched: {why}") from None

@@ -37,7 +37,7 @@ class ProviderTokens:
 
     def __init__(self, settings: Settings, keys: ProviderKeys, rules: Rules) -> None:
         self._algorithms = settings.oidc_algorithms
-        self._audience = settings.oidc_audience
+        self._audience = settings.audience
         self._keys = keys
         self._rules = rules
         self._known: OrderedDict[str, Identity] = OrderedDict()

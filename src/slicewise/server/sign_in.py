@@ -36,6 +36,8 @@ class SignIn:
         """Why the file with the rules could not be read again: the earlier rules hold."""
         self.on_change: Callable[[], None] = lambda: None
         """Called after the rules have changed."""
+        self.exchanges = 0
+        """Codes that are being exchanged."""
         self.tokens: ProviderTokens | None = None
         self.keys: ProviderKeys | None = None
         if self._path is not None:
