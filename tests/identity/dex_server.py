@@ -53,6 +53,7 @@ class Dex:
 
     def start(self) -> None:
         """Start it, with new keys, and wait until it answers."""
+        redirects = [*self.redirects, "/dex/device/callback"]
         config = {
             "Issuer": self.issuer,
             "Listen": f"127.0.0.1:{self.port}",
@@ -61,7 +62,7 @@ class Dex:
             "TokenSeconds": self.token_seconds,
             "Clients": [
                 # Public clients have no secret: what they prove is the code verifier.
-                {"id": CLIENT, "name": "slicewise", "public": True, "redirectURIs": self.redirects},
+                {"id": CLIENT, "name": "slicewise", "public": True, "redirectURIs": redirects},
                 {"id": f"{CLIENT}-ci", "secret": SECRET, "trustedPeers": []},
                 {"id": OTHER_CLIENT, "secret": SECRET, "name": "mail"},
             ],

@@ -56,7 +56,9 @@ class Provider:
         self.kid = "first"
         self.jwks: list[dict[str, Any]] = [public(self.signing, kid="first")]
         self.documents: dict[str, Any] = {}
-        """Answers that replace the ordinary ones, by path: bytes as they are, others as JSON."""
+        """Answers that replace the ordinary ones, by path: bytes as they are, others as JSON.
+
+        A tuple is a status and an answer."""
         self._port = 0
         self._server: ThreadingHTTPServer | None = None
         self.start()
@@ -78,11 +80,16 @@ class Provider:
                 if document is None:
                     self.send_error(404)
                     return
+                status, document = document if isinstance(document, tuple) else (200, document)
                 content = document if isinstance(document, bytes) else json.dumps(document).encode()
-                self.send_response(200)
+                self.send_response(status)
                 self.send_header("content-length", str(len(content)))
                 self.end_headers()
                 self.wfile.write(content)
+
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["content-length"]))
+                self.do_GET()
 
             def log_message(self, *arguments: object) -> None:
                 pass

@@ -71,7 +71,8 @@ def with_advice(server: str, token_file: Path | None) -> Iterator[None]:
     except ApiError as error:
         if error.status != 401:
             raise
-        source = "SLICEWISE_TOKEN" if token_file is None else repr(str(token_file))
+        own = "SLICEWISE_TOKEN" if os.environ.get("SLICEWISE_TOKEN") else "slicewise login"
+        source = own if token_file is None else repr(str(token_file))
         raise SlicewiseError(f"{error} (token from {source}, server {server})") from None
 
 
@@ -84,18 +85,22 @@ def connect(
         from slicewise.client import Client
 
         waits = PATIENCE if patience is None else patience
-        with Client(server, lambda: token(token_file), patience=waits) as client:
+        with Client(server, lambda: token(token_file, server), patience=waits) as client:
             yield client
 
 
-def token(file: Path | None) -> str:
-    """Return the token from the file or from SLICEWISE_TOKEN."""
+def token(file: Path | None, server: str) -> str:
+    """Return the token from the file, from SLICEWISE_TOKEN, or from the sign-in to this server."""
     if file is None:
         found, where = os.environ.get("SLICEWISE_TOKEN", "").strip(), "SLICEWISE_TOKEN"
         if not found:
+            from slicewise.cli.logins import kept_token
+
+            found, where = kept_token(server) or "", "slicewise login"
+        if not found:
             raise SlicewiseError(
                 "no token: name its file with --token-file (a new service writes one to "
-                "DIR/admin-token), or set SLICEWISE_TOKEN"
+                "DIR/admin-token), set SLICEWISE_TOKEN, or sign in with slicewise login"
             )
     else:
         where = f"the token file {str(file)!r}"

@@ -33,7 +33,7 @@ async def _watch(console: Console, interval: float, server: str, token_file: Pat
     with with_advice(server, token_file):
         from slicewise.client import AsyncClient
 
-        async with AsyncClient(server, token_of(token_file), patience=PATIENCE) as client:
+        async with AsyncClient(server, token_of(token_file, server), patience=PATIENCE) as client:
             view, policy = await _fetch(client, None)
             event_rates = EventRates(time.monotonic())
             counting = asyncio.create_task(_count_events(client, event_rates))
