@@ -14,7 +14,10 @@ import typer
 from slicewise.core.errors import SlicewiseError
 
 if TYPE_CHECKING:
+    import ssl
+
     from slicewise.client import Client
+    from slicewise.client.transport import Token
 
 DEFAULT_SERVER = "http://127.0.0.1:8080"
 PATIENCE = 3.0
@@ -85,8 +88,28 @@ def connect(
         from slicewise.client import Client
 
         waits = PATIENCE if patience is None else patience
-        with Client(server, lambda: token(token_file, server), patience=waits) as client:
+        given, verify = credentials(server, token_file)
+        with Client(server, given, patience=waits, verify=verify) as client:
             yield client
+
+
+def credentials(server: str, token_file: Path | None) -> tuple[Token, bool | ssl.SSLContext]:
+    """The token, and a TLS context with the certificate in SLICEWISE_CLIENT_CERT and its key."""
+    certificate = os.environ.get("SLICEWISE_CLIENT_CERT")
+    if not certificate:
+        return lambda: token(token_file, server), True
+    import httpx
+
+    context = httpx.create_ssl_context()
+    try:
+        context.load_cert_chain(certificate, os.environ.get("SLICEWISE_CLIENT_KEY") or None)
+    except OSError as error:
+        raise SlicewiseError(
+            f"SLICEWISE_CLIENT_CERT, SLICEWISE_CLIENT_KEY: cannot be used: {error}"
+        ) from None
+    if token_file is None and not os.environ.get("SLICEWISE_TOKEN"):
+        return None, context
+    return lambda: token(token_file, server), context
 
 
 def token(file: Path | None, server: str) -> str:

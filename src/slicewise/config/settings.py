@@ -67,6 +67,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Certificate chain, PEM."""
     tls_key: OptionalPath = _key("tls.key", None)
     """Private key, PEM."""
+    tls_client_ca: OptionalPath = _key("tls.client_ca", None)
+    """The CA of client certificates, PEM: a trusted one has the rights of its rule."""
+    tls_client_required: bool = _key("tls.client_required", False)
+    """Refuse connections without a trusted client certificate."""
     oidc_issuer: Annotated[str | None, as_provider_url] = _key("oidc.issuer", None)
     """The OpenID Connect provider whose tokens are accepted, as its tokens name it."""
     oidc_audience: Annotated[tuple[str, ...], as_texts] = _key("oidc.audience", ())
@@ -223,6 +227,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         if self.extender_client_ca is not None and self.tls_cert is None:
             raise SlicewiseError(
                 "extender.client_ca: client certificates need TLS; set tls.cert and tls.key as well"
+            )
+        if self.tls_client_ca is None:
+            if self.tls_client_required:
+                raise SlicewiseError("tls.client_ca is missing: tls.client_required needs it")
+        elif self.tls_cert is None or self.sign_in_rules is None:
+            missing = "sign_in.rules" if self.tls_cert else "tls.cert"
+            raise SlicewiseError(f"{missing} is missing: tls.client_ca needs it")
+        elif self.extender_client_ca not in (None, self.tls_client_ca):
+            raise SlicewiseError(
+                "extender.client_ca must be the same as tls.client_ca: a connection does not tell "
+                "which of two authorities signed its certificate"
             )
         provider = (self.oidc_audience, self.oidc_client, self.oidc_jwks, self.oidc_ca)
         if self.oidc_issuer is None and any(provider):

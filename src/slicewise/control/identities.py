@@ -163,7 +163,8 @@ class Identity:
         name = f"{self.kind}:{match.role}:{self.subject}"
         token = TokenIssued(name, "", match.role, tenant, match.node, self.note, self.expires)
         if expired(token, now):
-            raise UnauthenticatedError("expired", "this token has expired")
+            what = "token" if self.kind == "oidc" else "certificate"
+            raise UnauthenticatedError("expired", f"this {what} has expired")
         if not self._trusted():
             raise UnauthenticatedError(
                 "untrusted", "the key that signed this token is no longer trusted"

@@ -26,6 +26,7 @@ from slicewise.control.answers import RefusedError
 from slicewise.control.identities import Identity
 from slicewise.control.state import State
 from slicewise.journal.entries import Role, Seconds, TenantRef, TokenIssued
+from slicewise.server.certificates import Certificate
 from slicewise.server.limits import RateLimits
 
 log = logger("slicewise.authentication")
@@ -127,12 +128,12 @@ ANONYMOUS = Caller(TokenIssued("", "", Role.READ_ONLY, TenantRef("", "")))
 """The caller of routes without a token. It belongs to a tenant without a name, and sees nothing."""
 
 PEER = "slicewise.peer"
-"""Key of the ASGI scope: the common name in the client's certificate."""
+"""Key of the ASGI scope: the client's certificate, if there is a trusted one."""
 
 
-def certified(peer: object, name: str, origin: str = "") -> Caller | None:
+def certified(peer: Certificate | None, name: str, origin: str = "") -> Caller | None:
     """The caller with a certificate of this common name, with the role of an operator."""
-    if peer is None or peer != name:
+    if peer is None or peer.common_name != name:
         return None
     return Caller(TokenIssued("extender", "", Role.OPERATOR, note=name), origin, certified=True)
 

@@ -22,8 +22,9 @@ from slicewise.policies.registry import policy
 from slicewise.runtime.agent_liveness import AgentLiveness
 from slicewise.runtime.rehearsals import Rehearsals, Rehearse
 from slicewise.runtime.runtime import Runtime
-from slicewise.server.auth import AuthFailures, Caller, authenticate
+from slicewise.server.auth import PEER, AuthFailures, Caller, authenticate
 from slicewise.server.capacity import FreeCapacity
+from slicewise.server.certificates import identity_of
 from slicewise.server.cluster_views import ClusterJson
 from slicewise.server.limits import FairLock, FairTurns, InFlight, RateLimits, Streams
 from slicewise.server.metrics import Metrics
@@ -166,6 +167,14 @@ class AppContext:
             return authenticate(self.state, header, self.runtime.latest(), request.address)
         except UnauthenticatedError as error:
             failure = error
+        certificate = request.scope.get(PEER)
+        if header is None and certificate is not None and self.settings.tls_client_ca is not None:
+            try:
+                identity = identity_of(certificate, self.sign_in.certificate_rules)
+                token = identity.token(self.state, self.runtime.latest())
+                return Caller(token, request.address, identity=identity)
+            except UnauthenticatedError as error:
+                failure = error
         provider = self.sign_in.tokens
         if provider is not None and header is not None and failure.why == "unknown":
             try:
