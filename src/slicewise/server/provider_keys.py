@@ -122,6 +122,9 @@ class ProviderKeys:
             self.problem = f"no answer within {FETCH_SECONDS:g} seconds"
         except ProviderError as error:
             self.problem = str(error)
+        except Exception:  # of a provider that no test has thought of
+            log.exception("keys not fetched", issuer=self.issuer)
+            self.problem = before = "internal error; see the log"
         else:
             if keys.keys() != self.keys.keys():
                 log.info("keys of the provider", issuer=self.issuer, keys=sorted(keys))

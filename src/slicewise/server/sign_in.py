@@ -69,7 +69,8 @@ class SignIn:
         if self.keys is not None and self.keys.problem is not None:
             found.append(f"identity provider {self.keys.issuer}: {self.keys.problem}")
         if self.problem is not None:
-            found.append(f"sign_in.rules: {self.problem}; the earlier rules hold")
+            # Anyone can read this, so it tells nothing of the rules.
+            found.append("sign_in.rules cannot be read, see the log; the earlier rules hold")
         return found
 
     async def _watch(self, path: Path) -> None:

@@ -240,8 +240,10 @@ def test_a_restarted_provider_is_trusted_with_its_new_keys_only(
         realm.dex.stop()
         own = realm.server.admin_token
         assert [realm.who(token)[0] for token in (old, own)] == [200, 200]
+        realm.dex.algorithm = "ES256"
         realm.dex.start()
         new = realm.dex.token("root")
+        assert jwt.get_unverified_header(new)["alg"] == "ES256"
         wait_until(lambda: realm.who(new)[0] == 200)
         status, problem = realm.who(old)
         assert status == 401
