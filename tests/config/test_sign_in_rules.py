@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from slicewise.config.sign_in_rules import read_sign_in_rules
+from slicewise.config.sources import read_settings
 from slicewise.control.identities import Match, Rules
 from slicewise.core.errors import SlicewiseError
 from slicewise.journal.entries import Role
@@ -85,3 +87,37 @@ def test_a_missing_file(tmp_path: Path) -> None:
 def test_a_file_of_any_size(tmp_path: Path) -> None:
     with pytest.raises(SlicewiseError, match="larger than"):
         read_sign_in_rules(file(tmp_path, "#" * (1 << 20) + "\n"))
+
+
+def documented(word: str) -> list[str]:
+    """The TOML examples of the chapter on sign-in that contain a word."""
+    text = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
+    chapter = text[text.index("\n## Sign-in\n") : text.index("\n## Behind a proxy\n")]
+    return [one for one in re.findall(r"```toml\n(.*?)```", chapter, re.DOTALL) if word in one]
+
+
+def test_the_documented_rules_do_what_they_say(tmp_path: Path) -> None:
+    tokens, certificates = documented("where =")
+    people = Rules(read_sign_in_rules(file(tmp_path, tokens)).token)
+    assert people.match({"sub": "1234567", "groups": ["gpu-admins"]}) is None
+    assert people.match({"groups": ["gpu-admins"]}) == Match(Role.ADMIN, None, None)
+    assert people.match({"groups": ["gpu-operators", "gpu-acme"]}) == Match(
+        Role.OPERATOR, None, None
+    )
+    assert people.match({"groups": ["gpu-acme"]}) == Match(Role.TENANT, "acme", None)
+    assert people.match({"groups": ["gpu-acme", "gpu-zen"]}) is None
+    holders = Rules(read_sign_in_rules(file(tmp_path, certificates)).certificate)
+    node = {"common_name": ["node-gpu-07"], "serial": "01"}
+    assert holders.match(node) == Match(Role.AGENT, None, "gpu-07")
+    assert holders.match({**node, "serial": "0f3a9c"}) is None
+    assert holders.match({"uri": ["spiffe://example.org/ci"]}) == Match(Role.TENANT, "acme", None)
+
+
+def test_the_documented_settings_are_accepted(tmp_path: Path) -> None:
+    provider, certificates = documented("[sign_in]")
+    settings = read_settings({}, {}, file(tmp_path, provider))
+    assert settings.oidc_issuer == "https://login.example"
+    assert settings.audience == ("slicewise",)
+    assert settings.sign_in_rules == Path("/etc/slicewise/sign-in.toml")
+    own = read_settings({}, {}, file(tmp_path, certificates))
+    assert own.tls_client_ca == Path("/etc/slicewise/clients-ca.pem")
