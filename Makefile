@@ -141,7 +141,7 @@ lock: ## Recompile requirements.lock (newest versions: LOCK_FLAGS=--upgrade)
 	@mv $(LOCK_VENV)/requirements.lock requirements.lock
 	@printf 'setuptools>=77\nwheel\n' > $(LOCK_VENV)/build.in
 	@$(LOCK_VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --fork-strategy fewest \
-		--extra service --extra postgres --extra k8s --extra agent --constraint requirements.lock --generate-hashes \
+		--extra service --extra postgres --extra oidc --extra k8s --extra agent --constraint requirements.lock --generate-hashes \
 		--no-emit-index-url --no-header --no-annotate pyproject.toml $(LOCK_VENV)/build.in \
 		--output-file $(LOCK_VENV)/image
 	@{ \

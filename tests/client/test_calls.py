@@ -32,7 +32,16 @@ from slicewise.core.errors import SlicewiseError
 from slicewise.server.routes.table import ROUTES
 from slicewise.store.memory import MemoryStore
 
-NOT_CALLED = {"metrics", "openapi", "healthz", "agentHello", "agentDesired", "agentReport"}
+NOT_CALLED = {
+    "metrics",
+    "openapi",
+    "healthz",
+    "agentHello",
+    "agentDesired",
+    "agentReport",
+    "getSignIn",
+    "exchangeCode",  # of the page and the command, which have no token yet
+}
 """Routes without a method: for Prometheus, code generators, health checks and agents."""
 
 

@@ -54,6 +54,11 @@ def test_every_key_can_be_set_in_the_environment() -> None:
     values = {
         "data": "d", "listen": "localhost:1", "listen_without_tls": "yes", "advertise": "http://x",
         "database": "postgresql://u:p@h/d", "tls.cert": "c", "tls.key": "k", "policy": "first-fit",
+        "tls.client_ca": "a", "tls.client_required": "yes",
+        "oidc.issuer": "https://login.example", "oidc.audience": "a,b", "oidc.ca": "ca.pem",
+        "oidc.jwks": "https://login.example/keys", "oidc.algorithms": "ES256,EdDSA",
+        "oidc.client": "sw", "oidc.scopes": "openid,groups", "oidc.refresh_seconds": "60",
+        "sign_in.rules": "rules.toml",
         "geometry": "a.toml,b.toml", "queue.reserve_after": "1", "queue.reserve_share": "0.5",
         "queue.reclaim": "guarantee", "queue.reclaim_grace": "1", "queue.reclaim_min_run": "2",
         "queue.reclaim_notice": "3", "queue.preemptible_price": "50",
@@ -110,6 +115,33 @@ def test_every_key_can_be_set_in_the_environment() -> None:
         ({"tls.cert": "c"}, {}, "", "tls.key is missing"),
         ({"tls.key": "c"}, {}, "", "tls.cert is missing"),
         ({"listen": "0.0.0.0:1"}, {}, "", "listen_without_tls"),
+        ({"tls.client_required": True}, {}, "", "tls.client_ca is missing"),
+        ({"tls.client_ca": "a"}, {}, "", "tls.cert is missing"),
+        (
+            {"tls.client_ca": "a", "tls.cert": "c", "tls.key": "k"},
+            {},
+            "",
+            "sign_in.rules is missing",
+        ),
+        (
+            {
+                "tls.client_ca": "a",
+                "tls.cert": "c",
+                "tls.key": "k",
+                "sign_in.rules": "r",
+                "extender.client_ca": "b",
+            },
+            {},
+            "",
+            "must be the same as tls.client_ca",
+        ),
+        ({"oidc.issuer": "http://login.example"}, {}, "", "must be an https URL"),
+        ({"oidc.issuer": "https://u@login.example"}, {}, "", "must be a URL"),
+        ({"oidc.issuer": "https://l.example"}, {}, "", "oidc.audience is missing"),
+        ({"oidc.issuer": "https://l.example", "oidc.audience": "a"}, {}, "", "sign_in.rules is m"),
+        ({"oidc.audience": "a"}, {}, "", "oidc.issuer is missing"),
+        ({"oidc.algorithms": "none"}, {}, "", "must be some of RS256"),
+        ({"oidc.algorithms": "ES256,HS256"}, {}, "", "must be some of RS256"),
         ({"listen": "example.org:1"}, {}, "", "listen_without_tls"),
         ({}, {}, "not toml", "not TOML"),
     ],
@@ -202,6 +234,8 @@ def written(value: object) -> str:
         return "-"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
+    if type(value) is tuple:
+        return f"`{','.join(value)}`"
     return f"`{value:.12g}`" if isinstance(value, int | float) else f"`{value}`"
 
 

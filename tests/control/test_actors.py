@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.control.control_plane import ControlPlane
 
-from slicewise.control.actors import bearer, internal
+from slicewise.control.actors import bearer, identified, internal
 from slicewise.control.commands import (
     Create,
     IssueToken,
@@ -14,6 +14,7 @@ from slicewise.control.commands import (
     SetTenant,
     Terms,
 )
+from slicewise.control.identities import Identity, Rule, Rules, role_of
 from slicewise.journal.entries import QuotaRecord, Role, TokenIssued, Want
 
 
@@ -85,3 +86,56 @@ def test_a_rotated_token_is_valid_until_the_overlap_ends() -> None:
     control.now += 60
     assert (status(control, old), status(control, new)) == (401, 201)
     assert control.ask(RotateToken(new.token, "fresh", overlap=0))[0] == 409, "the same secret"
+
+
+def acme_rule() -> Rules:
+    return Rules((Rule((("groups", "a"),), Role.TENANT, "acme"),))
+
+
+def identity_status(control: ControlPlane, identity: Identity, caller: TokenIssued) -> int:
+    command = Create("acme", Terms(Want(profile="1g.10gb")))
+    return control.handler.decide(command, identified(caller, identity), control.now).status
+
+
+def test_an_identity_is_checked_against_the_present_rules() -> None:
+    control, rules = made(), acme_rule()
+    jane = Identity("oidc", "jane", {"groups": ["a"]}, rules, control.now + 10)
+    mine = jane.token(control.state, control.now)
+    assert role_of(mine.token) is Role.TENANT
+    assert identity_status(control, jane, mine) == 201
+    assert control.handler.take_rows()[-1].actor == "oidc:tenant:jane"
+    rules.current = (Rule((("groups", "a"),), Role.ADMIN),)
+    assert identity_status(control, jane, mine) == 401, "more rights are other rights, too"
+    rules.current = ()
+    assert identity_status(control, jane, mine) == 403
+    rules.current = acme_rule().current
+    assert identity_status(control, jane, mine) == 201
+
+
+def test_an_identity_ends_with_its_token_and_with_its_key() -> None:
+    control, trusted = made(), [True]
+    claims = {"groups": "a"}
+    jane = Identity("oidc", "jane", claims, acme_rule(), control.now + 10, "", lambda: trusted[0])
+    mine = jane.token(control.state, control.now)
+    control.now += 9
+    assert identity_status(control, jane, mine) == 201
+    trusted[0] = False
+    assert identity_status(control, jane, mine) == 401
+    trusted[0] = True
+    control.now += 1
+    assert identity_status(control, jane, mine) == 401
+
+
+def test_an_identity_of_a_removed_tenant_is_refused_for_the_next_of_its_name() -> None:
+    control = made()
+    jane = Identity("oidc", "jane", {"groups": "a"}, acme_rule(), control.now + 10)
+    mine = jane.token(control.state, control.now)
+    assert control.ask(RemoveTenant("acme"))[0] == 200
+    assert identity_status(control, jane, mine) == 403
+    assert control.ask(SetTenant("acme", QuotaRecord(), new=True))[0] == 201
+    assert identity_status(control, jane, mine) == 401
+
+
+def test_names_of_other_actors_have_no_role() -> None:
+    for name in ("clock", "t-1", "oidc", "oidc:root:x", "other:admin:x", ""):
+        assert role_of(name) is None

@@ -46,6 +46,7 @@ CASES = {
             'slicewise_is_leader{instance="b"}': "0x500",
         },
     ),
+    "SlicewiseProviderKeysOld": level("slicewise_provider_keys_age_seconds", 4000, 300),
     "SlicewiseDatabaseTrouble": level("slicewise_database_trouble", 1, 0),
     "SlicewiseClockHeld": level("slicewise_clock_step_seconds", -90, 0),
     "SlicewiseClockStepped": growth("slicewise_clock_steps_total", 1, 0),

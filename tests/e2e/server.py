@@ -9,6 +9,7 @@ import random
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -55,6 +56,8 @@ class Server:
         """Words before the command; with ``there``, for a process in another mount namespace."""
         self.there: Path | None = None
         """The data folder as the process sees it, if different."""
+        self.tls: ssl.SSLContext | None = None
+        """How to reach a server with TLS."""
         self.lent_token = ""
         """The admin token of another process, for one that never led and has none."""
         self.starts = 0
@@ -143,7 +146,13 @@ class Server:
     @property
     def url(self) -> str:
         """The base URL."""
-        return "http://{}:{}".format(*self.address)
+        scheme = "http" if self.tls is None else "https"
+        return "{}://{}:{}".format(scheme, *self.address)
+
+    def _connection(self, timeout: float) -> http.client.HTTPConnection:
+        if self.tls is None:
+            return http.client.HTTPConnection(*self.address, timeout=timeout)
+        return http.client.HTTPSConnection(*self.address, timeout=timeout, context=self.tls)
 
     @property
     def admin_token(self) -> str:
@@ -171,7 +180,7 @@ class Server:
     def _exchange(
         self, method: str, path: str, body: bytes | None, headers: dict[str, str], timeout: float
     ) -> tuple[int, Any]:
-        connection = http.client.HTTPConnection(*self.address, timeout=timeout)
+        connection = self._connection(timeout)
         try:
             connection.request(method, path, body, headers)
             answer = connection.getresponse()
@@ -193,7 +202,7 @@ class Server:
 
     def metric(self, name: str) -> float:
         """Return the value of a metric, named with its labels; 0 if it is missing."""
-        connection = http.client.HTTPConnection(*self.address, timeout=PATIENCE_SECONDS)
+        connection = self._connection(PATIENCE_SECONDS)
         try:
             token = {"authorization": f"Bearer {self.admin_token}"}
             connection.request("GET", "/metrics", headers=token)

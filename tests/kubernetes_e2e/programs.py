@@ -1,4 +1,4 @@
-"""Real programs that the Kubernetes tests start, built once from the Go modules in this folder.
+"""Real programs that the tests start, built once from Go modules, most of them in this folder.
 
 Usage: python -m tests.kubernetes_e2e.programs [--node]
 
@@ -84,7 +84,10 @@ NODE = (
 )
 """What runs pods on a node, beside runc: that needs a library for its filters of system calls, and
 comes from the system."""
+DEX = (Program("dex", "../identity/dex", "./provider"),)
+"""An OpenID Connect provider, for the tests of sign-in."""
 _WHAT = {
+    DEX: "Dex",
     PROGRAMS: f"Kubernetes {KUBERNETES}",
     HELM: "helm",
     DRA_DRIVER: "NVIDIA's DRA driver",
@@ -96,6 +99,11 @@ _HERE = Path(__file__).parent
 def require_helm(tell: Callable[[str], None] = lambda line: None) -> Path:
     """The program that renders charts."""
     return _require(HELM, tell) / "helm"
+
+
+def require_dex(tell: Callable[[str], None] = lambda line: None) -> Path:
+    """The OpenID Connect provider."""
+    return _require(DEX, tell) / "dex"
 
 
 def require_dra_driver(tell: Callable[[str], None] = lambda line: None) -> Path:
@@ -135,7 +143,7 @@ def _go() -> tuple[str, str]:
     go = shutil.which(named) or shutil.which(named, path="/usr/local/go/bin")
     if go is None:
         raise MissingServiceError(
-            f"Go is not installed: the Kubernetes tests build their control plane with Go {wanted} "
+            f"Go is not installed: the tests build Kubernetes and other programs with Go {wanted} "
             "or newer; install it, or name the program in GO"
         )
     done = subprocess.run(
@@ -146,7 +154,7 @@ def _go() -> tuple[str, str]:
     if done.returncode or found is None or (int(found[1]), int(found[2])) < GO:
         what = version or done.stderr.strip() or "not Go"
         raise MissingServiceError(
-            f"{go} is {what}: the Kubernetes tests build their control plane with Go {wanted} or "
+            f"{go} is {what}: the tests build Kubernetes and other programs with Go {wanted} or "
             "newer; install it, or name the program in GO"
         )
     return go, version
@@ -192,7 +200,7 @@ def _build(go: str, program: Program, folder: Path) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Build what is missing and print where they are; those of a node only with ``--node``."""
-    wanted = [require_programs, require_helm, require_dra_driver]
+    wanted = [require_programs, require_helm, require_dra_driver, require_dex]
     if "--node" in arguments:
         wanted.append(require_node)
     try:

@@ -60,6 +60,8 @@ MAY: dict[str, set[str]] = {
     "acceptClock": {"admin"},
     "getBackup": {"admin"},
     "metrics": {"admin", "operator", "read-only"},
+    "getSignIn": OPEN,
+    "exchangeCode": OPEN,
     "openapi": OPEN,
     "healthz": OPEN,
     "readyz": OPEN,

@@ -32,6 +32,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--enable-mig", metavar="UUID", action="append", default=[],
         help="enable MIG mode on this GPU; may be repeated")  # fmt: skip
     add("--ca", metavar="FILE", type=Path, help="CA certificates to verify the service with")
+    add("--client-cert", metavar="FILE", type=Path,
+        help="this node's client certificate, in place of a token")  # fmt: skip
+    add("--client-key", metavar="FILE", type=Path, help="the key of the client certificate")
     add("--ignore-manager", metavar="NAME", action="append", default=[],
         help="run beside this other MIG manager; may be repeated")  # fmt: skip
     add("--json-logs", action="store_true", help="log lines as JSON")
@@ -83,18 +86,26 @@ def run_agent(
     ca: Path | None,
     ignore_manager: Sequence[str],
     json_logs: bool,
+    client_cert: Path | None = None,
+    client_key: Path | None = None,
 ) -> int:
     """Check the options, run the agent, and return its exit status."""
     if not server:
         raise SlicewiseError("--server URL is required, or --discover to print the GPUs only")
-    if token_file is None:
+    if token_file is None and client_cert is None:
         raise SlicewiseError(
-            "--token-file FILE is required: a token of role agent, issued by `slicewise tokens`"
+            "--token-file FILE is required: a token of role agent, issued by `slicewise tokens`; "
+            "or --client-cert FILE"
         )
+    if client_cert is not None and not all(
+        one.strip().startswith("https:") for one in server.split(",")
+    ):
+        raise SlicewiseError("--client-cert needs a --server with https")
     _configure_logging(json_logs)
     options = AgentOptions(
-        server, token_file, state, cdi, tuple(enable_mig), ca, tuple(ignore_manager)
-    )
+        server, token_file, state, cdi, tuple(enable_mig), ca, tuple(ignore_manager),
+        client_cert=client_cert, client_key=client_key,
+    )  # fmt: skip
     return run(options, Nvml)
 
 
@@ -119,7 +130,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise SlicewiseError("--json requires --discover")
         return run_agent(
             options.server, options.token_file, options.state, options.cdi, options.enable_mig,
-            options.ca, options.ignore_manager, options.json_logs,
+            options.ca, options.ignore_manager, options.json_logs, options.client_cert,
+            options.client_key,
         )  # fmt: skip
     except SlicewiseError as error:
         sys.stderr.write(f"slicewise: error: {' '.join(str(error).split())}\n")

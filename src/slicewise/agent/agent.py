@@ -53,13 +53,15 @@ class AgentOptions:
     """The options of an agent."""
 
     server: str
-    token_file: Path
+    token_file: Path | None
     state: Path = Path("/var/lib/slicewise-agent")
     cdi: Path | None = Path("/var/run/cdi")
     enable_mig: Sequence[str] = ()
     ca: Path | None = None
     ignore_managers: Sequence[str] = ()
     intervals: Intervals = field(default_factory=Intervals)
+    client_cert: Path | None = None
+    client_key: Path | None = None
 
 
 class DriverLoop:
@@ -207,7 +209,9 @@ def run(
     options: AgentOptions, open_driver: Callable[[], Driver], stop: threading.Event | None = None
 ) -> int:
     """Run the agent until it is stopped, and return the exit status."""
-    service = ServiceAddress.parse(options.server, options.token_file, options.ca)
+    service = ServiceAddress.parse(
+        options.server, options.token_file, options.ca, options.client_cert, options.client_key
+    )
     lock = NodeLock(options.state, boot_id_file())
     try:
         find_managers = partial(other_managers, options.ignore_managers, host_root())

@@ -41,22 +41,37 @@ class ServiceAddress:
     """The addresses of the service and the files with the agent's credentials."""
 
     urls: tuple[str, ...]
-    token_file: Path
+    token_file: Path | None
     ca: Path | None = None
+    certificate: Path | None = None
+    """The client certificate, which takes the place of a token."""
+    key: Path | None = None
+    """The private key of the certificate, if it is not in the same file."""
 
     @classmethod
-    def parse(cls, server: str, token_file: Path, ca: Path | None = None) -> ServiceAddress:
+    def parse(
+        cls,
+        server: str,
+        token_file: Path | None,
+        ca: Path | None = None,
+        certificate: Path | None = None,
+        key: Path | None = None,
+    ) -> ServiceAddress:
         """Parse comma-separated URLs; raise SlicewiseError for an invalid URL or file."""
         urls = tuple(url.strip().rstrip("/") for url in server.split(",") if url.strip())
         for url in urls or (server,):
             _split_url(url)
-        service = cls(urls, token_file, ca)
-        service.token()
+        service = cls(urls, token_file, ca, certificate, key)
+        service.headers()
         service.context()
         return service
 
-    def token(self) -> str:
-        """Read the token; it is read for every request, because it may be replaced."""
+    def headers(self) -> dict[str, str]:
+        """The header with the token, which is read for every request: it may be replaced."""
+        return {} if self.token_file is None else {"Authorization": f"Bearer {self._token()}"}
+
+    def _token(self) -> str:
+        assert self.token_file is not None
         try:
             found = self.token_file.read_text(encoding="utf-8").strip()
         except (OSError, ValueError) as error:
@@ -71,10 +86,23 @@ class ServiceAddress:
     def context(self) -> ssl.SSLContext:
         """The TLS context, with the operator's CA certificates if there are any."""
         try:
-            return ssl.create_default_context(cafile=None if self.ca is None else str(self.ca))
+            made = ssl.create_default_context(cafile=None if self.ca is None else str(self.ca))
         except (OSError, ssl.SSLError) as error:
             raise SlicewiseError(
                 f"{str(self.ca)!r} cannot be used as certificates: {error}"
+            ) from None
+        self.load_certificate(made)
+        return made
+
+    def load_certificate(self, context: ssl.SSLContext) -> None:
+        """Read the client certificate, which may have been replaced."""
+        if self.certificate is None:
+            return
+        try:
+            context.load_cert_chain(self.certificate, self.key)
+        except (OSError, ssl.SSLError) as error:
+            raise SlicewiseError(
+                f"the client certificate {str(self.certificate)!r} cannot be used: {error}"
             ) from None
 
 
@@ -122,10 +150,7 @@ class ServiceClient:
 
     def _exchange(self, method: str, path: str, body: object, timeout: float) -> tuple[int, object]:
         data = None if body is None else json.dumps(body).encode()
-        headers = {
-            "Authorization": f"Bearer {self._service.token()}",
-            "Accept": "application/json",
-        }
+        headers = {**self._service.headers(), "Accept": "application/json"}
         if data is not None:
             headers["Content-Type"] = "application/json"
         # The service may have closed a kept connection: retry once on a new one.
@@ -159,6 +184,7 @@ class ServiceClient:
             parts = _split_url(self._url)
             assert parts.hostname is not None
             if parts.scheme == "https":
+                self._service.load_certificate(self._context)
                 self._connection = http.client.HTTPSConnection(
                     parts.hostname, parts.port or 443, timeout=_TIMEOUT, context=self._context
                 )

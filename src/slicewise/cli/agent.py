@@ -40,6 +40,13 @@ def agent(
         Path | None,
         typer.Option(metavar="FILE", help="CA certificates to verify the service with."),
     ] = None,
+    client_cert: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="This node's client certificate, in place of a token."),
+    ] = None,
+    client_key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The key of the client certificate.")
+    ] = None,
     ignore_manager: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="Run beside this other MIG manager; may be repeated."),
@@ -59,6 +66,7 @@ def agent(
     if json:
         raise SlicewiseError("--json requires --discover")
     status = run_agent(
-        server, token_file, state, cdi, enable_mig or (), ca, ignore_manager or (), json_logs
-    )
+        server, token_file, state, cdi, enable_mig or (), ca, ignore_manager or (), json_logs,
+        client_cert, client_key,
+    )  # fmt: skip
     raise typer.Exit(status)

@@ -65,6 +65,10 @@ _COMMANDS = {
     "demo": {
         "demo": "Start a demo service: five simulated nodes, three tenants, live traffic.",
     },
+    "login": {
+        "login": "Sign in with the identity provider of a service; later commands use the token.",
+        "logout": "Forget the token that `slicewise login` keeps for a service.",
+    },
     "allocations": {
         "submit": "Request an instance; exit with 1 if the request is rejected.",
         "release": "Release allocations, or remove them from the queue.",

@@ -14,7 +14,10 @@ import typer
 from slicewise.core.errors import SlicewiseError
 
 if TYPE_CHECKING:
+    import ssl
+
     from slicewise.client import Client
+    from slicewise.client.transport import Token
 
 DEFAULT_SERVER = "http://127.0.0.1:8080"
 PATIENCE = 3.0
@@ -71,7 +74,8 @@ def with_advice(server: str, token_file: Path | None) -> Iterator[None]:
     except ApiError as error:
         if error.status != 401:
             raise
-        source = "SLICEWISE_TOKEN" if token_file is None else repr(str(token_file))
+        own = "SLICEWISE_TOKEN" if os.environ.get("SLICEWISE_TOKEN") else "slicewise login"
+        source = own if token_file is None else repr(str(token_file))
         raise SlicewiseError(f"{error} (token from {source}, server {server})") from None
 
 
@@ -84,18 +88,42 @@ def connect(
         from slicewise.client import Client
 
         waits = PATIENCE if patience is None else patience
-        with Client(server, lambda: token(token_file), patience=waits) as client:
+        given, verify = credentials(server, token_file)
+        with Client(server, given, patience=waits, verify=verify) as client:
             yield client
 
 
-def token(file: Path | None) -> str:
-    """Return the token from the file or from SLICEWISE_TOKEN."""
+def credentials(server: str, token_file: Path | None) -> tuple[Token, bool | ssl.SSLContext]:
+    """The token, and a TLS context with the certificate in SLICEWISE_CLIENT_CERT and its key."""
+    certificate = os.environ.get("SLICEWISE_CLIENT_CERT")
+    if not certificate:
+        return lambda: token(token_file, server), True
+    import httpx
+
+    context = httpx.create_ssl_context()
+    try:
+        context.load_cert_chain(certificate, os.environ.get("SLICEWISE_CLIENT_KEY") or None)
+    except OSError as error:
+        raise SlicewiseError(
+            f"SLICEWISE_CLIENT_CERT, SLICEWISE_CLIENT_KEY: cannot be used: {error}"
+        ) from None
+    if token_file is None and not os.environ.get("SLICEWISE_TOKEN"):
+        return None, context
+    return lambda: token(token_file, server), context
+
+
+def token(file: Path | None, server: str) -> str:
+    """Return the token from the file, from SLICEWISE_TOKEN, or from the sign-in to this server."""
     if file is None:
         found, where = os.environ.get("SLICEWISE_TOKEN", "").strip(), "SLICEWISE_TOKEN"
         if not found:
+            from slicewise.cli.logins import kept_token
+
+            found, where = kept_token(server) or "", "slicewise login"
+        if not found:
             raise SlicewiseError(
                 "no token: name its file with --token-file (a new service writes one to "
-                "DIR/admin-token), or set SLICEWISE_TOKEN"
+                "DIR/admin-token), set SLICEWISE_TOKEN, or sign in with slicewise login"
             )
     else:
         where = f"the token file {str(file)!r}"

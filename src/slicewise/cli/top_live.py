@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.live import Live
 
-from slicewise.cli.connection import PATIENCE, with_advice
-from slicewise.cli.connection import token as token_of
+from slicewise.cli.connection import PATIENCE, credentials, with_advice
 from slicewise.cli.top_screen import DETAILED_GPUS, EventRates, screen
 from slicewise.core.errors import SlicewiseError
 
@@ -33,7 +32,8 @@ async def _watch(console: Console, interval: float, server: str, token_file: Pat
     with with_advice(server, token_file):
         from slicewise.client import AsyncClient
 
-        async with AsyncClient(server, token_of(token_file), patience=PATIENCE) as client:
+        token, verify = credentials(server, token_file)
+        async with AsyncClient(server, token, patience=PATIENCE, verify=verify) as client:
             view, policy = await _fetch(client, None)
             event_rates = EventRates(time.monotonic())
             counting = asyncio.create_task(_count_events(client, event_rates))

@@ -70,8 +70,11 @@ def timeouts(seconds: float) -> httpx.Timeout:
     return httpx.Timeout(seconds, connect=min(seconds, CONNECT_SECONDS))
 
 
-Token = str | Callable[[], str]
-"""A token, or a function that returns the current one; it is called for every request."""
+Token = str | Callable[[], str] | None
+"""A token, or a function that returns the current one; it is called for every request.
+
+None sends no token: the client certificate in ``verify`` takes its place.
+"""
 
 
 @contextmanager
@@ -109,6 +112,8 @@ class Endpoints:
 
     def authorization(self) -> dict[str, str]:
         """The Authorization header."""
+        if self._token is None:
+            return {}
         token = self._token if isinstance(self._token, str) else self._token()
         if not token.isascii() or not token.isprintable() or token != token.strip() or not token:
             raise SlicewiseError("invalid token: a token is one word, such as sw_...")

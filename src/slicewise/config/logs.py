@@ -61,5 +61,5 @@ def set_up_logs(form: str, level: str) -> None:
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     # Routine messages of these libraries do not help an operator.
-    for name in ("uvicorn", "alembic"):
+    for name in ("uvicorn", "alembic", "httpx", "httpcore"):
         logging.getLogger(name).setLevel(logging.WARNING)

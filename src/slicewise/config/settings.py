@@ -12,12 +12,15 @@ from slicewise.config.addresses import Network
 from slicewise.config.values import (
     Address,
     as_address,
+    as_algorithms,
     as_networks,
     as_path,
     as_paths,
     as_policy,
+    as_provider_url,
     as_retention,
     as_text,
+    as_texts,
     as_url,
 )
 from slicewise.control.gpu_models import MAX_CLUSTER_STATES, MAX_MODELS
@@ -64,6 +67,34 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Certificate chain, PEM."""
     tls_key: OptionalPath = _key("tls.key", None)
     """Private key, PEM."""
+    tls_client_ca: OptionalPath = _key("tls.client_ca", None)
+    """The CA of client certificates, PEM: a trusted one has the rights of its rule."""
+    tls_client_required: bool = _key("tls.client_required", False)
+    """Refuse connections without a trusted client certificate."""
+    oidc_issuer: Annotated[str | None, as_provider_url] = _key("oidc.issuer", None)
+    """The OpenID Connect provider whose tokens are accepted, as its tokens name it."""
+    oidc_audience: Annotated[tuple[str, ...], as_texts] = _key("oidc.audience", ())
+    """The audiences that its tokens may be for, such as the client id of slicewise there."""
+    oidc_client: Annotated[str | None, as_text] = _key("oidc.client", None)
+    """The client id with which the dashboard and `slicewise login` sign people in."""
+    oidc_scopes: Annotated[tuple[str, ...], as_texts] = _key(
+        "oidc.scopes", ("openid", "profile", "email", "groups")
+    )
+    """What they ask the provider for."""
+    oidc_jwks: Annotated[str | None, as_provider_url] = _key("oidc.jwks", None)
+    """The URL of its keys; by default as its discovery document says."""
+    oidc_algorithms: Annotated[tuple[str, ...], as_algorithms] = _key(
+        "oidc.algorithms", ("RS256", "ES256")
+    )
+    """The algorithms that its tokens may be signed with."""
+    oidc_ca: OptionalPath = _key("oidc.ca", None)
+    """The CA of its certificate, PEM; by default those that Python trusts."""
+    oidc_refresh_seconds: Annotated[float, Meta(ge=10, le=86400)] = _key(
+        "oidc.refresh_seconds", 300.0
+    )
+    """How often its keys are fetched."""
+    sign_in_rules: OptionalPath = _key("sign_in.rules", None)
+    """The file with the rules from claims to rights, read again when it changes."""
     policy: Annotated[str, as_policy] = "default"
     """The placement policy."""
     geometry: Annotated[tuple[Path, ...], as_paths] = ()
@@ -197,6 +228,33 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             raise SlicewiseError(
                 "extender.client_ca: client certificates need TLS; set tls.cert and tls.key as well"
             )
+        if self.tls_client_ca is None:
+            if self.tls_client_required:
+                raise SlicewiseError("tls.client_ca is missing: tls.client_required needs it")
+        elif self.tls_cert is None or self.sign_in_rules is None:
+            missing = "sign_in.rules" if self.tls_cert else "tls.cert"
+            raise SlicewiseError(f"{missing} is missing: tls.client_ca needs it")
+        elif self.extender_client_ca not in (None, self.tls_client_ca):
+            raise SlicewiseError(
+                "extender.client_ca must be the same as tls.client_ca: a connection does not tell "
+                "which of two authorities signed its certificate"
+            )
+        provider = (self.oidc_audience, self.oidc_client, self.oidc_jwks, self.oidc_ca)
+        if self.oidc_issuer is None and any(provider):
+            raise SlicewiseError("oidc.issuer is missing: the other keys of oidc belong to it")
+        if self.oidc_issuer is not None:
+            for key, given in (
+                ("oidc.audience", self.oidc_audience or self.oidc_client),
+                ("sign_in.rules", self.sign_in_rules),
+            ):
+                if not given:
+                    raise SlicewiseError(f"{key} is missing: oidc.issuer needs it")
+
+    @property
+    def audience(self) -> tuple[str, ...]:
+        """The audiences that tokens of the provider may be for."""
+        client = () if self.oidc_client is None else (self.oidc_client,)
+        return (*self.oidc_audience, *client)
 
     @property
     def extender_creates_tenants(self) -> bool:

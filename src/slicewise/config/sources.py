@@ -15,7 +15,15 @@ from slicewise.config.settings import KEYS, VARIABLE_PREFIX, SettingKey, Setting
 from slicewise.config.values import reader
 from slicewise.core.errors import SlicewiseError, UnknownNameError
 
-_CLIENTS = frozenset({"SLICEWISE_SERVER", "SLICEWISE_TOKEN", "SLICEWISE_TOKEN_FILE"})
+_CLIENTS = frozenset(
+    {
+        "SLICEWISE_SERVER",
+        "SLICEWISE_TOKEN",
+        "SLICEWISE_TOKEN_FILE",
+        "SLICEWISE_CLIENT_CERT",
+        "SLICEWISE_CLIENT_KEY",
+    }
+)
 """Variables of the clients, which may be set in the same shell."""
 _SIMILARITY = 0.8
 """How similar an unknown variable must be to a key's to count as misspelt; other software may use

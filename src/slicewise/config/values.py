@@ -22,6 +22,10 @@ from slicewise.policies.registry import policy_class
 
 _BOOLEANS = {"yes": True, "no": False}
 """Text for booleans that msgspec does not know."""
+ALGORITHMS = (
+    "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA",
+)  # fmt: skip
+"""The signature algorithms that a provider may use: all with public keys."""
 _RETENTION = Annotated[float, msgspec.Meta(ge=0, le=36_500)]
 
 
@@ -92,6 +96,22 @@ def as_paths(value: object) -> tuple[Path, ...]:
     return tuple(map(as_path, _items(value, "paths")))
 
 
+def as_texts(value: object) -> tuple[str, ...]:
+    """A list of texts, or text with commas between them."""
+    found = tuple(as_text(one).strip() for one in _items(value, "texts"))
+    if not found or not all(found):
+        raise ValueError("must be a list of texts")
+    return found
+
+
+def as_algorithms(value: object) -> tuple[str, ...]:
+    """A list of signature algorithms with public keys."""
+    found = as_texts(value)
+    if not set(found) <= set(ALGORITHMS):
+        raise ValueError(f"must be some of {', '.join(ALGORITHMS)}")
+    return found
+
+
 def as_networks(value: object) -> tuple[Network, ...]:
     """A list of networks, or text with commas between them."""
     return tuple(network(as_text(one)) for one in _items(value, "networks such as 10.0.0.0/8"))
@@ -128,6 +148,17 @@ def as_url(value: object) -> str:
     url = urlsplit(text)
     if url.scheme not in ("http", "https") or not url.hostname:
         raise ValueError("must be a URL, such as https://slicewise-1.example:8443")
+    return text
+
+
+def as_provider_url(value: object) -> str:
+    """The URL of an identity provider: https, or on this machine."""
+    text = as_text(value)
+    url = urlsplit(text)
+    if not url.hostname or url.fragment or url.query or url.username is not None:
+        raise ValueError("must be a URL such as https://login.example")
+    if url.scheme != "https" and not (url.scheme == "http" and Address(url.hostname, 0).loopback):
+        raise ValueError("must be an https URL: keys that arrive in the clear prove nothing")
     return text
 
 

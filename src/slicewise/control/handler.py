@@ -7,7 +7,7 @@ the handler with its state and builds both again from the journal.
 
 from __future__ import annotations
 
-from slicewise.control.actors import Actor, check, internal
+from slicewise.control.actors import Actor, internal
 from slicewise.control.agents import Agents
 from slicewise.control.allocations import Allocations, OnPolicyError
 from slicewise.control.answers import Answer, RefusedError
@@ -106,8 +106,7 @@ class CommandHandler:
 
     def check(self, actor: Actor) -> None:
         """Refuse an actor whose token is no longer valid."""
-        if actor.token is not None:
-            check(self.state.tokens, actor.token, self._work.now)
+        actor.check(self.state, self._work.now)
 
     def expire(self, steady: Seconds) -> None:
         """End allocations whose lease, time in the queue or notice is over; warn of the next."""

@@ -14,6 +14,7 @@ from slicewise.api.events import EventView
 from slicewise.api.nodes import NodeView
 from slicewise.api.tenants import Quota, TenantView, TokenView, UsageView
 from slicewise.control.agent_state import evictions
+from slicewise.control.identities import role_of
 from slicewise.control.state import NodeStatus, State, TenantStatus
 from slicewise.control.status import AgentStatus
 from slicewise.journal.agent_entries import Foreign, Phase
@@ -21,6 +22,7 @@ from slicewise.journal.entries import (
     AllocationRecord,
     Cause,
     Part,
+    Role,
     Row,
     TenantRef,
     TokenIssued,
@@ -179,17 +181,20 @@ def event_view(
     if isinstance(entry, TokenIssued):
         entry = msgspec.structs.replace(entry, digest="")
     token = tokens.get(actor)
+    role = role_of(actor) if token is None else token.role
     if tenant is not None:
         origin = ""
-        if token is None or token.tenant != tenant:
-            token = None
+        # An identity in the role of a tenant acts for its own tenant only, which is this one.
+        own = token.tenant == tenant if token is not None else role is Role.TENANT
+        if not own:
+            token, role = None, None
             actor = actor if actor in SERVICE_ACTORS else "operator"
     concerned, subject = concerns(row.entry)
     return EventView(
         seq=row.seq,
         at=moment(row.at) or "",
         actor=actor,
-        role=None if token is None else token.role,
+        role=role,
         note="" if token is None else token.note,
         origin=origin,
         kind=kind(entry),

@@ -31,6 +31,9 @@ VIEWS = (
 )
 """The paths that open the page at one of its views."""
 
+RETURN = "sign-in"
+"""The path to which an identity provider sends people back."""
+
 POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -78,7 +81,7 @@ class StaticPages:
         """A hash of the content of all files."""
         index = found.pop("index.html").replace(_VERSION, self.version.encode())
         page = _file("index.html", index, _REVALIDATE)
-        self._files = {f"/{view}": page for view in ("", *VIEWS)}
+        self._files = {f"/{view}": page for view in ("", RETURN, *VIEWS)}
         for name, content in found.items():
             self._files[f"/assets/{self.version}/{name}"] = _file(name, content, _IMMUTABLE)
 

@@ -199,8 +199,13 @@ class App:
         if not runtime.loaded:
             raise RefusedError(503, "the journal is still being read", retry_after=1)
         caller = None
-        if route.certificate and b"authorization" not in request.headers:
-            name = context.settings.extender_client_name
+        settings = context.settings
+        if (
+            route.certificate
+            and settings.extender_client_ca is not None
+            and b"authorization" not in request.headers
+        ):
+            name = settings.extender_client_name
             caller = certified(request.scope.get(PEER), name, request.address)
         caller = request.caller = caller or await context.authenticate(request)
         share = request.share = caller.share

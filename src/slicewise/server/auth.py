@@ -18,12 +18,15 @@ from slicewise.control.actors import (
     bearer,
     check,
     expired,
+    identified,
     internal,
     unknown_token,
 )
 from slicewise.control.answers import RefusedError
+from slicewise.control.identities import Identity
 from slicewise.control.state import State
 from slicewise.journal.entries import Role, Seconds, TenantRef, TokenIssued
+from slicewise.server.certificates import Certificate
 from slicewise.server.limits import RateLimits
 
 log = logger("slicewise.authentication")
@@ -58,16 +61,22 @@ class Caller:
     """The network address of the client."""
     certified: bool = False
     """Whether a certificate authenticated the caller: it has no token that could be revoked."""
+    identity: Identity | None = None
+    """What ``token`` stands for, if it is not one of ours."""
 
     @property
     def actor(self) -> Actor:
         """The actor of the caller's commands."""
+        if self.identity is not None:
+            return identified(self.token, self.identity, self.origin)
         if self.certified:
             return internal(self.token.token, self.origin)
         return bearer(self.token, self.origin)
 
     def check(self, state: State, now: Seconds) -> TokenIssued:
         """Return the current token; refuse it if it was revoked or has expired."""
+        if self.identity is not None:
+            return self.identity.check(state, self.token, now)
         return self.token if self.certified else check(state.tokens, self.token, now)
 
     @property
@@ -119,12 +128,12 @@ ANONYMOUS = Caller(TokenIssued("", "", Role.READ_ONLY, TenantRef("", "")))
 """The caller of routes without a token. It belongs to a tenant without a name, and sees nothing."""
 
 PEER = "slicewise.peer"
-"""Key of the ASGI scope: the common name in the client's certificate."""
+"""Key of the ASGI scope: the client's certificate, if there is a trusted one."""
 
 
-def certified(peer: object, name: str, origin: str = "") -> Caller | None:
+def certified(peer: Certificate | None, name: str, origin: str = "") -> Caller | None:
     """The caller with a certificate of this common name, with the role of an operator."""
-    if peer is None or peer != name:
+    if peer is None or peer.common_name != name:
         return None
     return Caller(TokenIssued("extender", "", Role.OPERATOR, note=name), origin, certified=True)
 

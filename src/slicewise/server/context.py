@@ -22,13 +22,15 @@ from slicewise.policies.registry import policy
 from slicewise.runtime.agent_liveness import AgentLiveness
 from slicewise.runtime.rehearsals import Rehearsals, Rehearse
 from slicewise.runtime.runtime import Runtime
-from slicewise.server.auth import AuthFailures, Caller, authenticate
+from slicewise.server.auth import PEER, AuthFailures, Caller, authenticate
 from slicewise.server.capacity import FreeCapacity
+from slicewise.server.certificates import identity_of
 from slicewise.server.cluster_views import ClusterJson
 from slicewise.server.limits import FairLock, FairTurns, InFlight, RateLimits, Streams
 from slicewise.server.metrics import Metrics
 from slicewise.server.recent_stats import RecentStats
 from slicewise.server.requests import HttpRequest, Reply, reply
+from slicewise.server.sign_in import SignIn
 
 REPLAYED = (b"idempotency-replayed", b"true")
 _RETRY = (b"retry-after", b"1")
@@ -68,8 +70,15 @@ class AppContext:
         """Backups being streamed."""
         self.limits = RateLimits(settings, runtime.timer)
         self.auth_failures = AuthFailures(self.limits)
+        self.sign_in = SignIn(settings)
+        self.sign_in.on_change = runtime.replica.notify  # streams and polls check their callers
         self.metrics = Metrics(
-            runtime, self.streams, self.liveness, lambda: self.capacity, self.rehearsals
+            runtime,
+            self.streams,
+            self.liveness,
+            lambda: self.capacity,
+            self.rehearsals,
+            self.sign_in,
         )
         self.limits.on_limited = self.metrics.count_limited
         self.auth_failures.on_failure = self.metrics.count_auth_failure
@@ -158,6 +167,22 @@ class AppContext:
             return authenticate(self.state, header, self.runtime.latest(), request.address)
         except UnauthenticatedError as error:
             failure = error
+        certificate = request.scope.get(PEER)
+        if header is None and certificate is not None and self.settings.tls_client_ca is not None:
+            try:
+                identity = identity_of(certificate, self.sign_in.certificate_rules)
+                token = identity.token(self.state, self.runtime.latest())
+                return Caller(token, request.address, identity=identity)
+            except UnauthenticatedError as error:
+                failure = error
+        provider = self.sign_in.tokens
+        if provider is not None and header is not None and failure.why == "unknown":
+            try:
+                return await provider.authenticate(
+                    self.state, header, self.runtime.latest(), request.address
+                )
+            except UnauthenticatedError as error:
+                failure = error
         raise await self.auth_failures.count(request.address, failure)
 
     def check(self, caller: Caller) -> None:

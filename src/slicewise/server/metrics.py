@@ -35,6 +35,8 @@ from slicewise.runtime.runtime import Runtime
 from slicewise.server.capacity import FreeCapacity
 from slicewise.server.limits import Streams
 from slicewise.server.policy_metrics import PolicyCollector
+from slicewise.server.sign_in import SignIn
+from slicewise.server.sign_in_metrics import SignInCollector
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _WAITS = (0.1, 1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 24 * 3600)
@@ -57,6 +59,7 @@ class Metrics:
         liveness: AgentLiveness,
         capacity: Callable[[], FreeCapacity],
         rehearsals: Rehearsals,
+        sign_in: SignIn,
     ) -> None:
         self._runtime = runtime
         self._registry = registry = CollectorRegistry()
@@ -99,6 +102,7 @@ class Metrics:
             self._auth_failures.labels(reason)
         registry.register(_StateCollector(runtime, streams, liveness, capacity))
         registry.register(PolicyCollector(runtime, rehearsals))
+        registry.register(SignInCollector(sign_in))
         ProcessCollector(registry=registry)
         for collector in runtime.source.collectors if runtime.source is not None else ():
             registry.register(collector)

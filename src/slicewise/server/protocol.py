@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 from urllib.parse import unquote
 
@@ -14,6 +14,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from slicewise.config.logs import logger
 from slicewise.control.answers import RefusedError
 from slicewise.server.auth import PEER
+from slicewise.server.certificates import Certificate, read_certificate
 from slicewise.server.framing import RequestBody, RequestHead, read_head, refused
 from slicewise.server.limits import Connections
 
@@ -71,8 +72,8 @@ class GuardedProtocol(HttpToolsProtocol):
     """Size of the write buffer when the timer was started."""
     _writer: _Writer
     """Writes responses."""
-    _peer: str | None = None
-    """The common name in a trusted client certificate."""
+    _peer: Certificate | None = None
+    """A trusted client certificate."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Register the connection and start the timeout of the first request."""
@@ -80,7 +81,7 @@ class GuardedProtocol(HttpToolsProtocol):
         # Any unread byte starts the timer: below the usual mark, a connection would stay forever.
         transport.set_write_buffer_limits(high=1, low=0)
         self._writer = _Writer(transport)
-        self._peer = common_name(transport.get_extra_info("peercert"))
+        self._peer = read_certificate(transport.get_extra_info("peercert"))
         self._timer = self.loop.call_later(REQUEST_SECONDS, self._timed_out)
         self.open_connections.add(self, self.client[0] if self.client else "")
 
@@ -361,15 +362,6 @@ class _CarefulCycle(_Cycle):
 
 def _has_length(headers: Iterable[tuple[bytes, bytes]]) -> bool:
     return any(name.lower() == b"content-length" for name, _ in headers)
-
-
-def common_name(certificate: Mapping[str, Any] | None) -> str | None:
-    """The common name in a certificate, in the format of Python's ssl module."""
-    for part in (certificate or {}).get("subject", ()):
-        for key, value in part:
-            if key == "commonName":
-                return str(value)
-    return None
 
 
 def guarded(

@@ -101,7 +101,8 @@ class _Server(uvicorn.Server):
 
 def _config(service: Service) -> uvicorn.Config:
     settings = service.settings
-    authority = settings.extender_client_ca
+    authority = settings.tls_client_ca or settings.extender_client_ca
+    asked = ssl.CERT_REQUIRED if settings.tls_client_required else ssl.CERT_OPTIONAL
     try:
         config = uvicorn.Config(
             service.app,
@@ -121,12 +122,13 @@ def _config(service: Service) -> uvicorn.Config:
             timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
             ssl_certfile=settings.tls_cert,
             ssl_keyfile=settings.tls_key,
-            # Client certificates are optional: a trusted one replaces the token of the extender.
+            # A trusted client certificate replaces a token.
             ssl_ca_certs=None if authority is None else str(authority),
-            ssl_cert_reqs=ssl.CERT_NONE if authority is None else ssl.CERT_OPTIONAL,
+            ssl_cert_reqs=ssl.CERT_NONE if authority is None else asked,
         )
         config.load()
     except OSError as error:  # an SSLError is one
-        keys = "tls.cert, tls.key" + ("" if authority is None else ", extender.client_ca")
+        own = "tls.client_ca" if settings.tls_client_ca else "extender.client_ca"
+        keys = "tls.cert, tls.key" + ("" if authority is None else f", {own}")
         raise SlicewiseError(f"{keys}: cannot be used: {error}") from None
     return config

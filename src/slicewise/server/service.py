@@ -90,6 +90,7 @@ class Service:
         self._tasks.append(asyncio.create_task(self._summarize()))
         self._tasks.append(asyncio.create_task(self._watch_clock()))
         self._tasks.append(asyncio.create_task(self.context.recent_stats.run()))
+        self._tasks.append(asyncio.create_task(self.context.sign_in.run()))
         self._rehearsing = asyncio.create_task(self.context.rehearsals.run())
         for companion in self._companions:
             self._tasks.append(asyncio.create_task(companion(self.context)))

@@ -6,6 +6,7 @@ import { applyTheme, Frame } from "./shell/frame.js";
 import { Live } from "./shell/live.js";
 import { showLogin, whoIs } from "./shell/login.js";
 import { placeNotices, standIn } from "./shell/notice.js";
+import { RETURN, returnFromProvider } from "./shell/provider.js";
 import { PLACES } from "./pages/places.js";
 
 /**
@@ -29,6 +30,14 @@ events.addEventListener("unknown", (event) => leave(/** @type {CustomEvent} */ (
 begin();
 
 async function begin() {
+  if (location.pathname === RETURN) {
+    fill(root, h("main", {}, standIn("loading", "Signing in …")));
+    const refused = await returnFromProvider();
+    if (refused) {
+      showLogin(root, enter, refused);
+      return;
+    }
+  }
   if (token() === null) {
     showLogin(root, enter);
     return;

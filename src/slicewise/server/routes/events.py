@@ -13,6 +13,7 @@ from msgspec import Meta
 from slicewise.api.base import encode
 from slicewise.api.events import EventPage
 from slicewise.control.answers import RefusedError, json_answer
+from slicewise.control.identities import role_of
 from slicewise.control.ports import StoreError
 from slicewise.control.views import SERVICE_ACTORS, event_view
 from slicewise.core.errors import UnknownNameError
@@ -213,7 +214,8 @@ async def audit(context: AppContext, request: HttpRequest) -> Reply:
     page = rows[:limit]
     following = cursor_of(str(page[-1].seq)) if len(rows) > limit else None
     known = context.state.tokens
-    revoked = {row.actor for row in page} - known.keys() - SERVICE_ACTORS
+    revoked = {row.actor for row in page if role_of(row.actor) is None}
+    revoked -= known.keys() | SERVICE_ACTORS
     tokens = known
     if revoked:
         tokens = {**known, **await context.runtime.in_thread(_issued, context, revoked)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from slicewise.api.base import encode
@@ -24,12 +25,12 @@ async def healthz(context: AppContext, request: HttpRequest) -> Reply:
 
 async def readyz(context: AppContext, request: HttpRequest) -> Reply:
     """Whether the process follows the journal, there is a leader, and the database answers."""
-    view = readiness(context.runtime)
+    view = readiness(context.runtime, context.sign_in.warnings())
     return Reply(200 if view.ready else 503, encode(view))
 
 
-def readiness(runtime: Runtime) -> Readiness:
-    """The readiness of a process, with the reasons if it is not ready."""
+def readiness(runtime: Runtime, further: Sequence[str] = ()) -> Readiness:
+    """The readiness of a process, with the reasons if it is not ready, and ``further`` warnings."""
     problems = []
     role: Literal["leading", "following", "starting", "stopping"]
     if runtime.stopping:
@@ -58,7 +59,7 @@ def readiness(runtime: Runtime) -> Readiness:
         problems.append("the database does not answer; see the log")
     if runtime.failure is not None:
         problems.append("the process has failed; see the log")
-    warnings = list(runtime.store.warnings)
+    warnings = [*runtime.store.warnings, *further]
     if runtime.source is not None:
         warnings += runtime.source.warnings()
     if step := runtime.steady.step:

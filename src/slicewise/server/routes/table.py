@@ -27,6 +27,7 @@ from slicewise.api.events import EventPage
 from slicewise.api.health import ClockStepBody, ClockStepView, ClockView, Health, Readiness
 from slicewise.api.nodes import DrainBody, NodeBody, NodeDetail, NodePage, NodeView
 from slicewise.api.policy import PolicyStatus
+from slicewise.api.sign_in import CodeBody, SignedInView, SignInView
 from slicewise.api.stats import StatsView
 from slicewise.api.tenants import (
     NewTokenView,
@@ -57,6 +58,7 @@ from slicewise.server.routes import (
     listing,
     nodes,
     policy,
+    sign_in,
     stats,
     tenants,
 )
@@ -268,6 +270,15 @@ ROUTES = (
         "GET", "/metrics", "metrics", "Metrics for Prometheus",
         health.metrics, None, {200: "text/plain"}, problems=(401, 403, 429), tag="health",
         unlimited=True,
+    ),
+    Route(
+        "GET", "/v1/sign-in", "getSignIn", "Show how people sign in",
+        sign_in.show, None, {200: SignInView}, tag="tokens",
+    ),
+    Route(
+        "POST", "/v1/sign-in/code", "exchangeCode", "Exchange an authorization code for a token",
+        sign_in.exchange, None, {200: SignedInView}, problems=(400, 404, 503), body=CodeBody,
+        tag="tokens",
     ),
     Route(
         "GET", "/openapi.json", "openapi", "This document",

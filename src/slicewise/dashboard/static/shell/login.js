@@ -1,8 +1,9 @@
 /** The sign-in page. */
 
 import { ApiError, get, keepToken } from "./api.js";
-import { fill, h } from "./dom.js";
+import { button, fill, h } from "./dom.js";
 import { logo } from "./frame.js";
+import { leaveForProvider, provider, secure } from "./provider.js";
 
 /**
  * @param {Element} root
@@ -45,6 +46,23 @@ export function showLogin(root, enter, said = "") {
   go);
   fill(root, h("main", { class: "door" }, form));
   input.focus();
+  offerProvider(form);
+}
+
+/**
+ * Add a button for the identity provider, if there is one.
+ * @param {HTMLElement} form
+ */
+async function offerProvider(form) {
+  const found = await provider();
+  if (!found || !form.isConnected) return;
+  const host = new URL(/** @type {string} */ (found.issuer)).host;
+  form.append(
+    h("p", { class: "soft" }, "or"),
+    button(`Sign in with ${host}`, () => leaveForProvider(found), { disabled: !secure() }));
+  if (!secure()) {
+    form.append(h("p", { class: "soft small" }, "Signing in with the provider needs https."));
+  }
 }
 
 /**
