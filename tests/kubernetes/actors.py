@@ -23,6 +23,7 @@ from slicewise.kubernetes.api_client import KubernetesApiError
 from slicewise.kubernetes.claim_client import CONFIRMED, CONFLICT, FINALIZER
 from slicewise.kubernetes.informer import CLAIMS, CLASSES, NAMESPACES, NODES, PODS, SLICES
 from slicewise.kubernetes.pending_claims import POD_CLAIM_NAME
+from slicewise.kubernetes.pod_lifetimes import EXPECTED
 
 MODEL = "A30-24GB"
 PROFILES = ("1g.6gb", "2g.12gb", "4g.24gb")
@@ -184,6 +185,7 @@ def make_pod(
     templates: Iterable[str],
     claims: Iterable[str],
     deadline: int | None = None,
+    expected: str = "",
 ) -> None:
     """Create a pod with claims from templates, named by profile, and with existing claims."""
     asked: list[Json] = [
@@ -191,7 +193,11 @@ def make_pod(
     ]
     asked += [{"name": f"c{i}", "resourceClaimName": one} for i, one in enumerate(claims)]
     made = {
-        "metadata": {"name": name, "namespace": TEAM},
+        "metadata": {
+            "name": name,
+            "namespace": TEAM,
+            "annotations": {EXPECTED: expected} if expected else {},
+        },
         "spec": {"resourceClaims": asked, "activeDeadlineSeconds": deadline},
         "status": {"phase": "Pending", "resourceClaimStatuses": [], "conditions": []},
     }
