@@ -18,12 +18,12 @@ from tests.kubernetes.publishing import nvidia
 from tests.kubernetes_e2e.nvidia import CLASSES as STOCK_CLASSES
 from tests.kubernetes_e2e.nvidia import DRIVER, MIG_CLASS, devices_at
 
+from slicewise.control.pods import EXPECTED
 from slicewise.kubernetes.api.quantities import amount
 from slicewise.kubernetes.api_client import KubernetesApiError
 from slicewise.kubernetes.claim_client import CONFIRMED, CONFLICT, FINALIZER
 from slicewise.kubernetes.informer import CLAIMS, CLASSES, NAMESPACES, NODES, PODS, SLICES
 from slicewise.kubernetes.pending_claims import POD_CLAIM_NAME
-from slicewise.kubernetes.pod_lifetimes import EXPECTED
 
 MODEL = "A30-24GB"
 PROFILES = ("1g.6gb", "2g.12gb", "4g.24gb")

@@ -17,6 +17,7 @@ from tests.kubernetes.test_rehearsals import rehearsed as rehearsed_is_default
 from tests.kubernetes.test_rehearsals import won
 
 from slicewise.control.commands import ChoosePolicy
+from slicewise.control.pods import EXPECTED, read_expected
 from slicewise.control.policy_choices import PolicyChoices
 from slicewise.engine.reservation_rules import ReservationRules
 from slicewise.kubernetes.api import Job, Pod
@@ -35,10 +36,8 @@ from slicewise.kubernetes.informer import (
 from slicewise.kubernetes.job_deadlines import JobDeadlines
 from slicewise.kubernetes.pending_claims import PendingClaims
 from slicewise.kubernetes.pod_lifetimes import (
-    EXPECTED,
     START_SECONDS,
     PodLifetimes,
-    expected_seconds,
 )
 
 rehearsed = pytest.fixture(rehearsed_is_default.__wrapped__)  # type: ignore[attr-defined]
@@ -116,16 +115,14 @@ def at(scene: Scene) -> Scene:
     + [(bad, None) for bad in ("", "0", "0.0", "-5", "1e3", "an hour", "1234567890", "\u0661")],
 )
 def test_the_annotation_is_a_positive_number(text: str, seconds: float | None) -> None:
-    made = pod("a")
-    meta = msgspec.structs.replace(made.metadata, annotations={EXPECTED: text})
-    found, problem = expected_seconds(msgspec.structs.replace(made, metadata=meta))
+    found, problem = read_expected({EXPECTED: text})
     assert found == seconds
     assert bool(problem) == (seconds is None)
-    assert expected_seconds(made) == (None, "")
+    assert read_expected({}) == (None, "")
 
 
 def test_what_is_wrong_with_an_annotation_is_said_briefly() -> None:
-    _, problem = expected_seconds(changed(pod("a"), expected="x" * 500))
+    _, problem = read_expected({EXPECTED: "x" * 500})
     assert problem.startswith(f"annotation {EXPECTED}: 'xxx")
     assert problem.endswith("...' is not a positive number: it is ignored")
     assert len(problem) < 150

@@ -9,9 +9,9 @@ another pod may use any other claim afterwards.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 
+from slicewise.control.pods import read_expected
 from slicewise.core.cluster import Instance
 from slicewise.journal.entries import Seconds
 from slicewise.kubernetes.api import Pod, ResourceClaim
@@ -20,28 +20,12 @@ from slicewise.kubernetes.cache import ClusterCache
 from slicewise.kubernetes.job_deadlines import JobDeadlines
 from slicewise.kubernetes.pending_claims import PendingClaims, PendingPod, owning_pod
 
-EXPECTED = "slicewise.dev/expected-seconds"
-"""The annotation of a pod: how long it is expected to run."""
-
 START_SECONDS = 60.0
 """The usual upper limit on the time until a pod with devices is started, or ended by its Job."""
 OVERDUE_SECONDS = 60.0
 """How long after its end a pod that still exists counts as ending at an unknown time."""
 _GRACE_SECONDS = 30
 """Kubernetes' default of ``terminationGracePeriodSeconds``."""
-_DECIMAL = re.compile("[0-9]{1,9}([.][0-9]{1,9})?")
-_SHOWN = 40
-
-
-def expected_seconds(pod: Pod) -> tuple[Seconds | None, str]:
-    """How long a pod is expected to run, if it says so; and what is wrong with what it says."""
-    text = pod.metadata.annotations.get(EXPECTED)
-    if text is None:
-        return None, ""
-    if _DECIMAL.fullmatch(text) and float(text):
-        return float(text), ""
-    shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
-    return None, f"annotation {EXPECTED}: {shown!r} is not a positive number: it is ignored"
 
 
 class PodLifetimes:
@@ -79,7 +63,8 @@ class PodLifetimes:
         if pod is None:
             return math.inf
         placed = self._placed(claim)
-        certain, expected = self._certain_end(pod, placed + START_SECONDS), expected_seconds(pod)[0]
+        certain = self._certain_end(pod, placed + START_SECONDS)
+        expected, _ = read_expected(pod.metadata.annotations)
         ends = math.inf if certain is None else certain
         if expected is None:
             return ends
@@ -130,8 +115,8 @@ class PodLifetimes:
 
     def hint(self, pending_pod: PendingPod) -> Seconds | None:
         """How long a waiting pod is expected to keep its devices, if it says so."""
-        own = _has_claims_of_its_own(pending_pod)
-        return expected_seconds(pending_pod.pod)[0] if own else None
+        hint, _ = read_expected(pending_pod.pod.metadata.annotations)
+        return hint if _has_claims_of_its_own(pending_pod) else None
 
     def expected(self, pending_pod: PendingPod) -> Seconds | None:
         """How long a waiting pod will keep its devices, as far as is known or expected."""
@@ -155,7 +140,8 @@ class UnreadableHints:
 
     def look(self, pod: Pod) -> None:
         """Read the annotation of a waiting pod."""
-        key, uid, problem = pod.metadata.key, pod.metadata.uid, expected_seconds(pod)[1]
+        key, uid = pod.metadata.key, pod.metadata.uid
+        _, problem = read_expected(pod.metadata.annotations)
         if not problem:
             self.forget(key)
         elif self._texts.get(key) != (uid, problem):
