@@ -144,6 +144,25 @@ def test_several_on_one_node_go_where_the_scheduler_would_place_them_in_turn(
             ours.undo_place(one)
 
 
+def test_the_best_offer_looks_at_a_bounded_number_of_gpus() -> None:
+    looked_at = []
+    for gpus in (64, 1600):
+        cluster = Cluster.of(A100, gpus, 8)
+        for gpu in range(gpus):
+            for slices in range(gpu % 5):
+                cluster.set_end(cluster.place(gpu, "1g.10gb", slices), NOW + gpu)
+        seen: list[int] = []
+
+        def takes(gpu: int, seen: list[int] = seen) -> bool:
+            seen.append(gpu)
+            return True
+
+        offers = Offers(Scheduler(cluster, LeaseAware(mean_lifetime=10)))
+        assert next(offers(Request("2g.20gb"), takes, now=NOW, ends=NOW + 20), None) is not None
+        looked_at.append(len(seen))
+    assert looked_at[0] == looked_at[1] <= 32
+
+
 def test_a_plan_that_has_to_go_back_forgets_what_it_had_planned() -> None:
     """The cheapest place for the first takes the only place of the second, so it moves on."""
     cluster = Cluster()
