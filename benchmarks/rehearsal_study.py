@@ -6,10 +6,13 @@ Parts, each with the limit beside, paired with `least-lost` on the same arrivals
 - ``random``: mixes drawn by a seed, rehearsed once on an estimate of their demand, then compared
 - ``models``: the same on H100, A30 and RTX PRO 6000
 - ``leases``: the paper's mixes under `lease-aware`, by what is known of lifetimes
+- ``known``: the same under `rehearsed`, which finds out within the run what knowing is worth
 - ``drift``: mixes that change within the run, by parts of the run
 - ``cost``: the processor time of one rehearsal
 
-Every line is printed when it is known, so that a run that is stopped has its results.
+Every line is printed when it is known, so that a run that is stopped has its results. With
+``--checkpoint``, finished runs are kept in a file: a study that was stopped goes on from there, and
+one with more runs begins with those of an earlier one. A file belongs to one version of the code.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import argparse
 import math
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -26,13 +30,15 @@ from slicewise import Geometry, Profile, Request, load_geometry, policy
 from slicewise.core.states import GpuState
 from slicewise.engine.demand import DemandEstimate
 from slicewise.engine.rehearsal import Rehearsal
+from slicewise.lab.checkpoint import Checkpoint, load_finished
+from slicewise.lab.executors import local_executor
 from slicewise.lab.experiment import Steady
 from slicewise.lab.mix import PUBLISHED, Mix, parse_mix
 from slicewise.lab.rehearsal import rehearse
 from slicewise.lab.results import Row, steady_rows
-from slicewise.lab.runner import run_experiment
+from slicewise.lab.runner import Outcome, run_missing
 from slicewise.lab.sustained import Drift, DriftKind, Knowledge, Sustained, drift
-from slicewise.policies.base import Key, ScorePolicy
+from slicewise.policies.base import Key, Policy, ScorePolicy
 from slicewise.policies.lease_aware import LeaseAware
 from slicewise.policies.rehearsed import Choice, Rehearsed, table_for
 
@@ -52,13 +58,15 @@ REQUESTS = 3000
 def main() -> None:
     """Run the parts that were named."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parts = ("mixes", "random", "models", "leases", "drift", "cost")
+    parts = ("mixes", "random", "models", "leases", "known", "drift", "cost")
     parser.add_argument("parts", nargs="+", choices=parts)
     parser.add_argument("--runs", type=int, default=200, help="of each mix (default 200)")
     parser.add_argument("--mixes", type=int, default=100, help="random ones (default 100)")
     parser.add_argument("--gpus", type=int, default=100)
     parser.add_argument("--loads", type=float, nargs="+", default=None)
     parser.add_argument("--seed", type=int, default=0x782A872, help="of mixes and arrivals")
+    parser.add_argument("--only", default="", help="mixes, models or drifts with this in the name")
+    parser.add_argument("--checkpoint", type=Path, help="a file that keeps finished runs")
     parser.add_argument("--workers", type=int, default=1)
     options = parser.parse_args()
     for part in options.parts:
@@ -66,13 +74,30 @@ def main() -> None:
         globals()[f"_{part}"](options)
 
 
+def _run(steady: Steady, options: argparse.Namespace) -> list[Row]:
+    """Run what the checkpoint does not have, and return the rows."""
+    outcome = Outcome(steady)
+    if options.checkpoint is None:
+        run_missing([outcome], local_executor(options.workers), lambda done: None)
+        return steady_rows(outcome)
+    load_finished(options.checkpoint, [outcome])
+    with Checkpoint(options.checkpoint, [steady]) as checkpoint:
+        executor = local_executor(options.workers)
+        run_missing([outcome], executor, lambda done: None, checkpoint.keep)
+    if outcome.interrupted:
+        raise KeyboardInterrupt
+    return steady_rows(outcome)
+
+
 def _mixes(options: argparse.Namespace) -> None:
     a100 = load_geometry("A100-80GB")
     for load in options.loads or (0.85, 0.90, 1.0):
         for name in PUBLISHED:
-            _within(parse_mix(name, a100), load, options)
+            if options.only in name:
+                _within(parse_mix(name, a100), load, options)
     for name in PARTIAL:
-        _within(parse_mix(name, a100), (options.loads or (0.85,))[0], options)
+        if options.only in name:
+            _within(parse_mix(name, a100), (options.loads or (0.85,))[0], options)
 
 
 def _within(mix: Mix, load: float, options: argparse.Namespace) -> None:
@@ -86,7 +111,7 @@ def _compare(mix: Mix, load: float, policies: Any, options: argparse.Namespace) 
     steady = Steady(
         (mix,), policies, options.gpus, options.runs, options.seed % 2**31 + 1, load=load
     )
-    return steady_rows(run_experiment(steady, options.workers, lambda done: None))
+    return _run(steady, options)
 
 
 def _line(rows: list[Row]) -> str:
@@ -112,7 +137,8 @@ def _random(options: argparse.Namespace) -> None:
 
 def _models(options: argparse.Namespace) -> None:
     for name in MODELS:
-        _once(load_geometry(name), max(1, options.mixes // 5), options)
+        if options.only in name:
+            _once(load_geometry(name), options.mixes, options)
 
 
 def _once(geometry: Geometry, count: int, options: argparse.Namespace) -> None:
@@ -194,23 +220,35 @@ def _rehearsed(mix: Mix, load: float, options: argparse.Namespace, number: int) 
 
 
 def _leases(options: argparse.Namespace) -> None:
+    _by_knowledge(LeaseAware(), tuple(Knowledge), options)
+
+
+def _known(options: argparse.Namespace) -> None:
+    _by_knowledge(Rehearsed(), tuple(Knowledge), options)
+
+
+def _by_knowledge(
+    other: Policy, knowledge: tuple[Knowledge, ...], options: argparse.Namespace
+) -> None:
+    """Compare on the paper's mixes, by what is said of lifetimes."""
     a100 = load_geometry("A100-80GB")
-    policies = policy("least-lost"), LeaseAware()
     for load in options.loads or (0.85,):
-        for name in PUBLISHED:
-            for leases in Knowledge:
+        for leases in knowledge:
+            for name in PUBLISHED:
+                if options.only not in name and options.only != leases:
+                    continue
                 steady = Steady(
                     (parse_mix(name, a100),),
-                    policies,
+                    (policy("least-lost"), other),
                     options.gpus,
                     options.runs,
                     options.seed % 2**31 + 1,
                     load=load,
                     leases=leases,
                 )
-                rows = steady_rows(run_experiment(steady, options.workers, lambda done: None))
-                least, other, limit = (cast("float", row["rejected_share"]) for row in rows)
-                gap = 100 * (least - other) / (least - limit)
+                rows = _run(steady, options)
+                least, rest, limit = (cast("float", row["rejected_share"]) for row in rows)
+                gap = 100 * (least - rest) / (least - limit)
                 line = f"{load:.2f} {name:12} {leases:8} {_line(rows)}  {gap:.0f}% of the gap"
                 print(line, flush=True)
 
@@ -228,6 +266,8 @@ def _drift(options: argparse.Namespace) -> None:
         drift(DriftKind.RETURNS, parse_mix(PARTIAL[4], a100)),
     ]
     for case in cases:
+        if options.only not in case.kind:
+            continue
         steady = Steady(
             (case.first,),
             (policy("least-lost"), Rehearsed()),
@@ -238,18 +278,22 @@ def _drift(options: argparse.Namespace) -> None:
             windows=16,
             lifetimes=60,
         )
-        rows = steady_rows(run_experiment(steady, options.workers, lambda done: None))
+        rows = _run(steady, options)
         print(f"{case.kind:8} {case.first.name} to {case.second.name}: {_line(rows)}", flush=True)
         for row in rows:
             windows = cast("list[Row]", row["windows"])
             shares = " ".join(f"{100 * cast('float', w['rejected_share']):6.2f}" for w in windows)
             print(f"  {row['policy']:12} {shares}", flush=True)
         differences = cast("list[Row]", rows[1]["windows"])
-        cells = []
+        cells, halves, means = [], [], []
         for window in differences:
             interval = window["rejected_share_difference_ci95"] or [0, 0]
             low, high = cast("list[float]", interval)
             cells.append("worse" if low > 0 else "better" if high < 0 else "level")
+            means.append(50 * (low + high))
+            halves.append(50 * (high - low))
+        print(f"  {'difference':12} {' '.join(f'{mean:+6.2f}' for mean in means)}")
+        print(f"  {'±':12} {' '.join(f'{half:6.2f}' for half in halves)}")
         print(f"  {'':12} {' '.join(f'{cell:>6}' for cell in cells)}", flush=True)
 
 

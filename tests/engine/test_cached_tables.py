@@ -15,7 +15,7 @@ from slicewise.core.geometry import Budget
 from slicewise.core.states import GpuState, StateSpace, empty_state, state_space
 from slicewise.core.tables import drop_tables
 from slicewise.engine.explain import open_places as open_places_in
-from slicewise.engine.offers import most_of
+from slicewise.engine.node_plans import most_of
 from slicewise.engine.openings import Openings
 from slicewise.engine.room import room_of
 from slicewise.engine.scheduler import Scheduler

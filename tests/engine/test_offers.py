@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from slicewise import Cluster, Scheduler, load_geometry
 from slicewise.core.errors import SlicewiseError
 from slicewise.core.request import Need, Reason, Rejection, Request
-from slicewise.engine import offers as module
+from slicewise.engine import node_plans as module
 from slicewise.engine.offers import Offers, Unfit
 from slicewise.policies.base import ScanPolicy, Spot
 

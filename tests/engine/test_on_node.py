@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from slicewise import Cluster, Scheduler, load_geometry
 from slicewise.core.errors import SlicewiseError
 from slicewise.core.request import Reason, Rejection, Request
-from slicewise.engine import offers as offers_module
+from slicewise.engine import node_plans, offers
 from slicewise.engine.offers import Offers
 
 A100, A30 = load_geometry("A100-80GB"), load_geometry("A30-24GB")
@@ -129,10 +129,10 @@ def test_the_search_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = cluster_with([("2g.20gb", 0, 0), ("1g.10gb", 1, 2)])
     wanted = [Request("3g.40gb"), Request("2g.20gb"), Request("1g.10gb")]
     assert "n0" in Offers(Scheduler(cluster)).nodes(wanted, NODES)
-    monkeypatch.setattr(offers_module, "MOST_STEPS", 1)
+    monkeypatch.setattr(node_plans, "MOST_STEPS", 1)
     assert Offers(Scheduler(cluster)).nodes(wanted, NODES) == []
     assert isinstance(Offers(Scheduler(cluster)).place_on("n0", wanted), Rejection)
-    monkeypatch.setattr(offers_module, "MOST_STEPS_IN_ALL", 0)
+    monkeypatch.setattr(offers, "MOST_STEPS_IN_ALL", 0)
     assert set(Offers(Scheduler(cluster)).nodes(wanted, NODES)) == {"n0", "n1", "n2"}
     assert "small" not in Offers(Scheduler(cluster)).nodes(wanted, NODES)
 

@@ -193,6 +193,19 @@ def test_rules_are_checked() -> None:
     assert ReservationRules(share=0).most(100) == 0
 
 
+def test_when_the_instances_of_a_ticket_end() -> None:
+    """A lease and a known end are certain, and the sooner counts; a hint is not."""
+    ticket = Ticket(1, WHOLE)
+    assert (ticket.over_by(5.0), ticket.ends_by(5.0)) == (math.inf, math.inf)
+    ticket = replace(ticket, expected=30.0)
+    assert (ticket.over_by(5.0), ticket.ends_by(5.0)) == (math.inf, 35.0)
+    ticket = replace(ticket, until=20.0)
+    assert (ticket.over_by(5.0), ticket.ends_by(5.0)) == (20.0, 20.0)
+    ticket = replace(ticket, lease=10.0)
+    assert (ticket.over_by(5.0), ticket.over_by(15.0)) == (15.0, 20.0)
+    assert replace(ticket, expected=3.0).ends_by(5.0) == 8.0
+
+
 # Reasons
 
 

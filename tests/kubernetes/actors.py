@@ -18,6 +18,7 @@ from tests.kubernetes.publishing import nvidia
 from tests.kubernetes_e2e.nvidia import CLASSES as STOCK_CLASSES
 from tests.kubernetes_e2e.nvidia import DRIVER, MIG_CLASS, devices_at
 
+from slicewise.control.pods import EXPECTED
 from slicewise.kubernetes.api.quantities import amount
 from slicewise.kubernetes.api_client import KubernetesApiError
 from slicewise.kubernetes.claim_client import CONFIRMED, CONFLICT, FINALIZER
@@ -184,6 +185,7 @@ def make_pod(
     templates: Iterable[str],
     claims: Iterable[str],
     deadline: int | None = None,
+    expected: str = "",
 ) -> None:
     """Create a pod with claims from templates, named by profile, and with existing claims."""
     asked: list[Json] = [
@@ -191,7 +193,11 @@ def make_pod(
     ]
     asked += [{"name": f"c{i}", "resourceClaimName": one} for i, one in enumerate(claims)]
     made = {
-        "metadata": {"name": name, "namespace": TEAM},
+        "metadata": {
+            "name": name,
+            "namespace": TEAM,
+            "annotations": {EXPECTED: expected} if expected else {},
+        },
         "spec": {"resourceClaims": asked, "activeDeadlineSeconds": deadline},
         "status": {"phase": "Pending", "resourceClaimStatuses": [], "conditions": []},
     }

@@ -62,6 +62,8 @@ from slicewise.kubernetes.informer import (
 )
 
 POD_NAMES = ("p0", "p1", "p2", "p3")
+_LIFETIMES = ((None, ""), (None, "30"), (60, ""), (600, "soon"))
+"""What pods say of how long they run: a deadline, and an annotation."""
 SHARED = ("s0", "s1")
 RIVALS = ("r0", "r1")
 _COOL_DOWN = 20.0
@@ -316,7 +318,7 @@ class Simulation:
         if claims and what % 2:
             templates = []
         self._say("pod", name, "comes, for", templates, claims)
-        make_pod(self.api, name, templates, claims, (None, None, 60, 600)[self._choose(4)])
+        make_pod(self.api, name, templates, claims, *_LIFETIMES[self._choose(4)])
         for _ in range(self._choose(4) and 2 * len(templates)):
             self.claim_controller.see_to_pod(f"{TEAM}/{name}")
 

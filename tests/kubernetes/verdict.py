@@ -75,6 +75,10 @@ class Verdict:
         assert bool(clashes) == (not fits(seat for seats in given.values() for seat in seats))
         placed = set(one.cache.state.allocations) - set(one.cache.state.tickets)
         assert placed == set(entered), "slices are taken without a claim"
+        for uid in entered:
+            ends = one._cycle._lifetimes.ends(one.cache.records[uid].claim)
+            for instance in one.cache.state.instances[uid]:
+                assert one.cache.state.cluster.end_of(instance) == ends, "an old end is known"
         waiting = {c["metadata"]["uid"] for c in self._claims.values() if not seats_of(c)}
         assert set(one.cache.state.tickets) <= waiting, "a claim is shown as waiting that is not"
 

@@ -23,6 +23,8 @@ from tests.kubernetes_e2e.conftest import Nodes
 from tests.kubernetes_e2e.plane import Plane
 from tests.kubernetes_e2e.replica import OUR_CLASS, SEALED, Replica, running, wants
 
+from slicewise.control.pods import EXPECTED
+
 
 @pytest.fixture
 def replica(plane: Plane, tmp_path: Path) -> Iterator[Replica]:
@@ -116,6 +118,59 @@ def test_freed_slices_go_to_a_waiting_pod(
     assert condition["reason"] == "Capacity"
     plane.api.delete(f"{pods_in(space)}/a")
     until_running(plane.api, space, "b")
+
+
+def test_a_pod_goes_beside_those_that_leave_when_it_does(
+    plane: Plane, nodes: Nodes, space: str, tmp_path: Path
+) -> None:
+    """The GPU whose pod leaves soon is kept for a whole one: an annotation, a Job, a deadline."""
+    [node] = nodes(1, "A100-80GB", gpus=2)
+    make_template(plane, space, "half", profile="3g.40gb")
+    soon = pod("soon", templates=["half"])
+    soon["metadata"]["annotations"] = {EXPECTED: "300"}
+    filler = pod("filler", templates=["half"])
+    with running(plane.kubeconfig, tmp_path, "--policy", "lease-aware", "--lease-seconds", "2"):
+        for one in (soon, filler):
+            plane.api.create(pods_in(space), one)
+            until_running(plane.api, space, one["metadata"]["name"])
+        late = pod("", templates=["half"])["spec"] | {"restartPolicy": "Never"}
+        spec = {"activeDeadlineSeconds": 7200, "template": {"spec": late}}
+        jobs = f"/apis/batch/v1/namespaces/{space}/jobs"
+        plane.api.create(jobs, {"metadata": {"name": "late"}, "spec": spec})
+
+        def of_job() -> str | None:
+            found = plane.api.get(f"{pods_in(space)}?labelSelector=job-name%3Dlate")["items"]
+            return found[0]["metadata"]["name"] if found else None
+
+        name = until("the Job has a pod", of_job)
+        until_running(plane.api, space, name)
+        assert allocated(plane.api, space, "soon") == [(node, "gpu-0-mig-3g40gb-9-4")]
+        assert allocated(plane.api, space, name) == [(node, "gpu-1-mig-3g40gb-9-4")]
+        plane.api.delete(f"{pods_in(space)}/filler")
+        until("its claim is gone", lambda: len(plane.api.get(claims_in(space))["items"]) == 2)
+        new = pod("new", templates=["half"])
+        new["spec"]["activeDeadlineSeconds"] = 7200
+        plane.api.create(pods_in(space), new)
+        until_running(plane.api, space, "new")
+        assert allocated(plane.api, space, "new") == [(node, "gpu-1-mig-3g40gb-9-0")]
+
+
+def test_a_pod_whose_annotation_cannot_be_read_is_told_and_placed(
+    plane: Plane, nodes: Nodes, space: str, replica: Replica
+) -> None:
+    nodes(1, "A100-80GB", gpus=1)
+    make_template(plane, space, "small", profile="1g.10gb")
+    odd = pod("odd", templates=["small"])
+    odd["metadata"]["annotations"] = {EXPECTED: "an hour"}
+    plane.api.create(pods_in(space), odd)
+    until_running(plane.api, space, "odd")
+
+    def told() -> list[str]:
+        events = plane.api.get(f"/apis/events.k8s.io/v1/namespaces/{space}/events")["items"]
+        return [one["note"] for one in events if one["reason"] == "AnnotationUnreadable"]
+
+    [note] = until("the pod is told", told)
+    assert note == f"annotation {EXPECTED}: 'an hour' is not a positive number: it is ignored"
 
 
 def test_a_pod_runs_where_its_local_volume_is(

@@ -329,6 +329,19 @@ def test_an_extended_file_runs_only_what_is_new(small: Sweep, tmp_path: Path) ->
         assert summary_rows(outcomes) == summary_rows(resumed), after
 
 
+def test_runs_with_a_drift_are_kept(a100: Geometry, tmp_path: Path) -> None:
+    changing = drift(DriftKind.APPEARS, parse_mix("uniform", a100))
+    steady = Steady(
+        (changing.first,), (policy("mfi"),), gpus=2, runs=2, lifetimes=5, drift=(changing,)
+    )
+    for missing in (4, 0):
+        outcome = Outcome(steady)
+        load_finished(tmp_path / "runs", [outcome])
+        assert missing_runs([outcome]) == missing
+        with Checkpoint(tmp_path / "runs", [steady]) as checkpoint:
+            run_missing([outcome], InProcess(), ignore, checkpoint.keep)
+
+
 def killed_sessions(path: Path, folder: Path) -> Iterator[Path]:
     """Copies of a checkpoint with its write-ahead log cut off at many places."""
     log = path.with_name(path.name + "-wal").read_bytes()

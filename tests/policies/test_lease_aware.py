@@ -48,6 +48,10 @@ POLICIES = [
         LeastLostTime(frozenset({"1g.10gb", "4g.40gb", "2g.12gb"}), 1, (("4g.40gb", 8.0),)),
         mean_lifetime=10,
     ),
+    LeaseAware(
+        LeastLostTime(frozenset({"1g.10gb", "2g.20gb", "2g.12gb"}), spares=True),
+        mean_lifetime=10,
+    ),
 ]
 
 

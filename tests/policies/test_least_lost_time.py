@@ -48,7 +48,7 @@ def test_every_state_costs_what_the_definition_says(model: str, some: bool) -> N
     asked = some_asked(geometry) if some else None
     names = [profile.name for profile in geometry.plain_profiles]
     weights = ((names[0], 0.3), (names[-1], 8.0)) if some else ()
-    policy = LeastLostTime(asked, 1.7 if some else 4, weights)
+    policy = LeastLostTime(asked, 1.7 if some else 4, weights, spares=some)
     counts = LeastLost(asked)
     seen: set[tuple[tuple[int, ...], int]] = set()
     for state in state_space(geometry).states:
@@ -59,7 +59,9 @@ def test_every_state_costs_what_the_definition_says(model: str, some: bool) -> N
                 continue
             seen.add(case)
             where = placement.profile, placement.start
-            last, cost = reference_lost_time(gpu, *where, asked, policy.stranding, dict(weights))
+            last, cost = reference_lost_time(
+                gpu, *where, asked, policy.stranding, dict(weights), policy.spares
+            )
             assert policy.score(state, *where) == (last, float(cost))
             empty, lost = reference_least_lost(gpu, *where, asked)
             assert counts.score(state, *where) == (empty, float(lost * geometry.slices))
@@ -81,6 +83,10 @@ def test_time_lost_by_hand(a100: Geometry) -> None:
     # Where a whole GPU is asked for, an empty one is opened last.
     assert LeastLostTime().score(empty, one, 0)[0]
     assert not LeastLostTime().score(beside, one, 0)[0]
+    # So it is where the policy spares empty ones.
+    sparing = LeastLostTime(asked.asked_for, spares=True)
+    assert sparing.score(empty, one, 0) == (True, 1 + 4)
+    assert sparing.score(beside, one, 0) == asked.score(beside, one, 0)
 
 
 def test_without_windows_a_blocked_place_has_at_least_one_blocker(a100: Geometry) -> None:

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slicewise import Catalog, Cluster, Geometry, Need, Rejection, Request, Scheduler
+from slicewise import (
+    Catalog,
+    Cluster,
+    Geometry,
+    Instance,
+    Need,
+    Rejection,
+    Request,
+    Scheduler,
+)
 from slicewise.core.geometry import Profile
 from slicewise.policies.lease_aware import LeaseAware
 from slicewise.policies.least_lost import LeastLost
@@ -62,15 +71,17 @@ def test_every_form_has_words_and_a_table_of_its_own() -> None:
     assert tables[:5] == [
         LeastLost(),
         LeastLost(asked),
-        LeastLostTime(asked, 4),
-        LeastLostTime(asked, 1),
-        LeastLostTime(asked, 0),
+        LeastLostTime(asked, 4, spares=True),
+        LeastLostTime(asked, 1, spares=True),
+        LeastLostTime(asked, 0, spares=True),
     ]
     assert found["least-lost"] == DEFAULT_CHOICE
     assert table_for(found["time-all-profiles"]) == LeastLostTime()
-    assert table_for(found["time-scarce"]) == LeastLostTime(asked, 4, (("4g.40gb", 8.0),))
+    assert table_for(found["time-scarce"]) == LeastLostTime(
+        asked, 4, (("4g.40gb", 8.0),), spares=True
+    )
     assert table_for(found["time-scarce-stranding-1"]) == LeastLostTime(
-        asked, 1, (("4g.40gb", 8.0),)
+        asked, 1, (("4g.40gb", 8.0),), spares=True
     )
     # 0.1 is two thirds of 0.15, to the next quarter; above that a profile counts fully.
     assert dict(found["time-shares"].weights) == {"2g.20gb": 0.75}
@@ -163,9 +174,21 @@ def test_a_choice_decides_from_the_next_request_on() -> None:
     first = scheduler.submit("2g.20gb")
     policy.use(choice)
     second = scheduler.submit("2g.20gb")
-    expected = Scheduler(Cluster.of(A100, gpus=2), LeastLostTime(frozenset({"2g.20gb", "3g.40gb"})))
+    table = LeastLostTime(frozenset({"2g.20gb", "3g.40gb"}), spares=True)
+    expected = Scheduler(Cluster.of(A100, gpus=2), table)
     expected.cluster.place(first.gpu, "2g.20gb", first.start)  # type: ignore[union-attr]
     assert second == expected.submit("2g.20gb")
+
+
+def test_every_form_leaves_empty_gpus_for_a_whole_one_that_was_never_asked_for() -> None:
+    scheduler = Scheduler(Cluster.of(A100, gpus=3), policy := Rehearsed())
+    for choice in forms(shares(g1=0.3, g4=0.6, g2=0.1)).values():
+        policy.use(choice)
+        placed = [scheduler.submit(profile) for profile in ("2g.20gb", "4g.40gb", "1g.10gb")]
+        assert {one.gpu for one in placed if isinstance(one, Instance)} == {0}, choice.form
+        for one in placed:
+            assert isinstance(one, Instance)
+            scheduler.release(one)
 
 
 def test_it_speaks_in_the_words_of_the_table_in_force() -> None:
@@ -186,7 +209,8 @@ def test_with_leases() -> None:
 def test_a_choice_with_leases_decides_by_when_instances_end() -> None:
     choice = replace(forms(shares(g1=0.5, g3=0.5))["time"], leases=True, mean_lifetime=100.0)
     placed = []
-    for policy in (Rehearsed(choice), LeaseAware(LeastLostTime(frozenset(choice.asked_for)), 100)):
+    base = LeastLostTime(frozenset(choice.asked_for), spares=True)
+    for policy in (Rehearsed(choice), LeaseAware(base, 100)):
         scheduler = Scheduler(Cluster.of(A100, gpus=3), policy)
         ends = (10.0, 300.0, 20.0, 280.0, 15.0, 310.0)
         placed.append([scheduler.submit("1g.10gb", now=0, ends=end) for end in ends])

@@ -468,6 +468,23 @@ def test_a_pod_is_bound_once_its_instances_are_placed(cluster: Cluster) -> None:
     assert cluster.bind(pod, "n1") == "team/p is bound to node 'n2' already"
 
 
+@pytest.mark.parametrize(
+    ("deadline", "hint", "expected"),
+    [(None, "90", 90), (60, "90", 60), (600, "soon", 600), (0, "", None), (10**400, "", 315360000)],
+)
+def test_an_allocation_knows_how_long_its_pod_is_expected_to_run(
+    cluster: Cluster, deadline: int | None, hint: str, expected: float | None
+) -> None:
+    cluster.three()
+    made = pod_object("p", container(g3=1), activeDeadlineSeconds=deadline)
+    made["metadata"]["annotations"] = {"slicewise.dev/expected-seconds": hint} if hint else {}
+    pod = cluster.pods.add(made)
+    assert max(cluster.scores(pod, "n1", "n2").values()) == 10
+    assert cluster.bind(pod, "n2") == ""
+    [living] = cluster.living()
+    assert living.get("expected_seconds") == expected
+
+
 def test_a_pod_without_room_is_not_bound(cluster: Cluster) -> None:
     cluster.node(gpus=1)
     full, late = (cluster.pods.add(pod_object(name, container(g7=1))) for name in ("a", "b"))

@@ -146,7 +146,10 @@ class Allocations(QuotaCheck):
             request = state.canonical(self._check_terms(terms, tenant, index))
             requests += [request] * terms.count
         self._settle()
-        outcome = self._try_on(node, tenant, requests)
+        now = self._work.now
+        tickets = [as_ticket(state, tenant.ref, terms, now) for terms in command.all]
+        ends = max(ticket.ends_by(now) for ticket in tickets)
+        outcome = self._try_on(node, tenant, requests, ends)
         if isinstance(outcome, Rejection):
             raise self._rejection(tenant, command.all[0], outcome)
         records = []
@@ -227,7 +230,9 @@ class Allocations(QuotaCheck):
             return as_capacity(outcome)
         return outcome
 
-    def _try_on(self, node: NodeStatus, tenant: TenantStatus, requests: list[Request]) -> Outcome:
+    def _try_on(
+        self, node: NodeStatus, tenant: TenantStatus, requests: list[Request], ends: Seconds
+    ) -> Outcome:
         """Place requests on one node within the tenant's quota, all or none."""
         for request in dict.fromkeys(requests):
             self._policies.before(request)
@@ -235,7 +240,7 @@ class Allocations(QuotaCheck):
         offers = Offers(state.scheduler)
         turn, before = state.scheduler.turn, self._instances_on(node)
         try:
-            outcome = offers.place_on(node.name, requests)
+            outcome = offers.place_on(node.name, requests, now=self._work.now, ends=ends)
         except Exception as error:
             self._undo(tuple(self._instances_on(node) - before))
             return self._policy_failed(requests[0], turn, error)

@@ -6,6 +6,7 @@ protocol.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,7 +15,24 @@ import msgspec
 
 from slicewise.core.errors import SlicewiseError
 
+EXPECTED = "slicewise.dev/expected-seconds"
+"""The annotation of a pod: how long it is expected to run."""
+
 _ENDED = ("Succeeded", "Failed")
+_DECIMAL = re.compile("[0-9]{1,9}([.][0-9]{1,9})?")
+_SHOWN = 40
+_LONGEST = 10 * 365 * 86400
+
+
+def read_expected(annotations: Mapping[str, str]) -> tuple[float | None, str]:
+    """How many seconds a pod is expected to run, if it says so; and what is wrong with that."""
+    text = annotations.get(EXPECTED)
+    if text is None:
+        return None, ""
+    if _DECIMAL.fullmatch(text) and float(text):
+        return float(text), ""
+    shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return None, f"annotation {EXPECTED}: {shown!r} is not a positive number: it is ignored"
 
 
 class _Object(msgspec.Struct, frozen=True, rename="camel", gc=False):
@@ -28,6 +46,7 @@ class PodMeta(_Object, frozen=True):
     namespace: str = ""
     uid: str = ""
     resource_version: str = ""
+    annotations: dict[str, str] | None = None
 
 
 class Resources(_Object, frozen=True):
@@ -52,6 +71,7 @@ class PodSpec(_Object, frozen=True):
     containers: tuple[Container, ...] | None = None
     init_containers: tuple[Container, ...] | None = None
     node_name: str | None = None
+    active_deadline_seconds: int | None = None
 
 
 class PodStatus(_Object, frozen=True):
@@ -81,6 +101,15 @@ class Pod(_Object, frozen=True):
     def over(self) -> bool:
         """Whether its containers have terminated for good."""
         return self.status.phase in _ENDED
+
+    @property
+    def expected_seconds(self) -> float | None:
+        """How long it keeps its instances, as far as it says so."""
+        hint, _ = read_expected(self.metadata.annotations or {})
+        known = (hint, self.spec.active_deadline_seconds)
+        return min(
+            (float(min(s, _LONGEST)) for s in known if s is not None and s > 0), default=None
+        )
 
     def __str__(self) -> str:
         return f"{self.metadata.namespace}/{self.metadata.name}"

@@ -87,7 +87,7 @@ class WindowEnds:
         self._until = np.full(size, _CHANGED)
 
     def _work_out(self, gpu: int, now: float) -> None:
-        touched = _touched(self._gpus.states[self._gpus.state_of[gpu]].geometry)
+        touched = touched_windows(self._gpus.states[self._gpus.state_of[gpu]].geometry)
         last = [_CHANGED] * self._last.shape[1]
         unknown = [0] * len(last)
         until = math.inf
@@ -105,7 +105,7 @@ class WindowEnds:
 
 
 @cached(256)
-def _touched(geometry: Geometry) -> tuple[tuple[int, ...], ...]:
+def touched_windows(geometry: Geometry) -> tuple[tuple[int, ...], ...]:
     """By placement: the numbers of the windows that it touches."""
     return tuple(
         tuple(n for n, window in enumerate(geometry.windows) if window & placement.window)

@@ -294,7 +294,7 @@ class Dispatcher:
         """Place a ticket that ends before reserved windows open; None if none of them helps."""
         if ticket.lease is None:
             return None
-        closing = self.reservations.closing_after(now + ticket.lease)
+        closing = self.reservations.closing_after(ticket.over_by(now))
         windows = [window for window in closing if self._fits(window, ticket.request)]
         if not windows:
             return None
@@ -303,7 +303,7 @@ class Dispatcher:
 
     def _submit(self, ticket: Ticket, now: float) -> Outcome:
         self.attempts += 1
-        return self._submit_all(ticket.request, ticket.count, now, now + ticket.lifetime)
+        return self._submit_all(ticket.request, ticket.count, now, ticket.ends_by(now))
 
     def _fits(self, window: Window, request: Request) -> bool:
         return self._scheduler.fits_on(window.gpu, request)

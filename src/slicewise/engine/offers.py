@@ -3,54 +3,34 @@
 `Scheduler.submit` takes the best place in the cluster. A pod, or several instances that must share
 a node, cannot use every node, so here the caller goes through the best place, the next best and so
 on until a node is suitable. An external scheduler, which also considers CPUs and memory, may ask
-which nodes have room and return with one of them. It may ask about a thousand nodes at a time, so
-several instances are planned on the state tables, and the cluster is changed only at the end.
+which nodes have room and return with one of them. Several instances are planned on the state
+tables, and the cluster is changed only at the end.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import merge
-from typing import NamedTuple
 
 import numpy as np
 
 from slicewise.core.cluster import Instance, Node
 from slicewise.core.errors import SlicewiseError
-from slicewise.core.geometry import Profile
 from slicewise.core.idset import NONE
 from slicewise.core.request import Reason, Rejection, Request
-from slicewise.core.states import ILLEGAL, GpuState
-from slicewise.core.tables import cached
+from slicewise.engine.node_plans import NodePlans
 from slicewise.engine.reasons import fragmented_for
 from slicewise.engine.scheduler import Scheduler
+from slicewise.engine.timed_offers import Offer, Takes, Term, timed_offers
+from slicewise.policies.lease_aware import LeaseAware
 from slicewise.policies.ranking import Ranking, Row
 
-MOST_STEPS = 2_000
-"""The number of placements considered on a node before it counts as one without room for all."""
 MOST_STEPS_IN_ALL = 10_000
-"""The number considered on all nodes together; after that, kinds of requests are checked alone."""
-
-
-@cached(1 << 16)
-def most_of(gpu: GpuState, profiles: tuple[Profile, ...]) -> int:
-    """The largest number of instances of these profiles that fit on a GPU in this state."""
-    found = 0
-    for profile in profiles:
-        for start in gpu.feasible_starts(profile):
-            placement = gpu.geometry.placement(profile.name, start)
-            assert placement is not None  # a feasible start is a legal one
-            found = max(found, 1 + most_of(gpu.after(placement), profiles))
-    return found
-
-
-class Offer(NamedTuple):
-    """A GPU and the number of a placement on it."""
-
-    gpu: int
-    placement: int
+"""The number of placements considered on all nodes together; after that, kinds of requests are
+checked alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +57,27 @@ class Offers:
         self._ranking: Ranking = ranking
         self._cluster = scheduler.cluster
         self._reasons = scheduler.reasons
-        self._ranks: dict[Request, dict[int, int]] = {}
-        self._rooms: dict[tuple[Request, int], int] = {}
-        self._steps = 0
-        """The steps left for all nodes together."""
 
-    def __call__(self, request: Request) -> Iterator[Offer]:
-        """Every GPU with room for a request, the best first, with the policy's placement on it.
+    def __call__(
+        self,
+        request: Request,
+        takes: Takes = lambda gpu: True,
+        *,
+        now: float = 0.0,
+        ends: float = math.inf,
+    ) -> Iterator[Offer]:
+        """Every GPU with room for a request that the caller takes, the best first.
 
-        The cluster must not change during the iteration.
+        With it comes the policy's placement there. ``ends`` is when the instance will leave, if
+        that is known. The cluster must not change during the iteration.
         """
-        row = self._ranking.row(request)
+        row, policy = self._ranking.row(request), self._ranking.table()
+        if isinstance(policy, LeaseAware):
+            return timed_offers(self._cluster, policy, row, takes, Term(now, ends))
+        return filter(lambda offer: takes(offer.gpu), self._ranked(row))
+
+    def _ranked(self, row: Row) -> Iterator[Offer]:
+        """Every GPU with room, by the rank of its state."""
         cluster = self._cluster
         taken = np.nonzero(cluster.first.take(row.states) < NONE)[0] if len(row.states) else ()
         alike: list[int] = []
@@ -113,56 +103,57 @@ class Offers:
             yield Offer(gpu, row.placement[cluster.state_of[gpu]])
 
     def place(
-        self, requests: Sequence[Request], fits: Callable[[str], bool]
+        self,
+        requests: Sequence[Request],
+        fits: Callable[[str], bool],
+        *,
+        now: float = 0.0,
+        ends: float = math.inf,
     ) -> tuple[Instance, ...] | Rejection | Unfit:
         """Place all requests together on one node that ``fits`` accepts, or none of them.
 
         Several requests go to the first such node with room for all. Nodes are tried in the
-        policy's order for the largest request.
+        policy's order for the largest request. ``ends`` is when the instances will leave, if that
+        is known.
         """
         if not requests:
             raise SlicewiseError("there is nothing to place")
-        self._forget()
-        first = requests[self._order(requests)[0]]
+        ordered = [requests[index] for index in self._order(requests)]
+        plans = NodePlans(self._ranking, self._cluster, Term(now, ends))
         verdicts: dict[str, bool] = {}
-        unfit: list[str] = []
-        found = False
-        for gpu, placement in self(first):
-            found = True
-            node = self._cluster.node_of(gpu)
-            if node.name in verdicts:
-                continue
-            verdicts[node.name] = will_do = fits(node.name)
+        tried: set[str] = set()
+
+        def takes(gpu: int) -> bool:
+            name = self._cluster.node_of(gpu).name
+            if name not in verdicts:
+                verdicts[name] = fits(name)
+            return verdicts[name]
+
+        for offer in self(ordered[0], takes, now=now, ends=ends):
             if len(requests) == 1:
-                if will_do:
-                    return (self._put(gpu, placement),)
-                unfit.append(node.name)
+                return (self._put(offer, ends),)
+            node = self._cluster.node_of(offer.gpu)
+            if node.name in tried:
                 continue
-            plan = self._plan(node, requests)
-            if plan is None:
-                continue
-            if will_do:
-                return self._carry_out(plan, requests)
-            unfit.append(node.name)
-        if unfit:
-            return Unfit(tuple(unfit))
-        return self._refusal(requests, found)
+            tried.add(node.name)
+            plan = plans.plan(node, ordered)
+            if plan is not None:
+                return self._carry_out(plan, requests, ends)
+        unfit = [name for name, fine in verdicts.items() if not fine]
+        if len(requests) > 1:
+            unfit = [name for name in unfit if plans.plan(self._cluster.node(name), ordered)]
+        return Unfit(tuple(unfit)) if unfit else self._refusal(requests, bool(verdicts))
 
     def _carry_out(
-        self, plan: Sequence[Offer], requests: Sequence[Request]
+        self, plan: Sequence[Offer], requests: Sequence[Request], ends: float
     ) -> tuple[Instance, ...]:
         """Make the placements of a plan; returns the instances in the order of the requests."""
-        placed = [self._put(*offer) for offer in plan]
+        placed = [self._put(offer, ends) for offer in plan]
         return tuple(one for _, one in sorted(zip(self._order(requests), placed, strict=True)))
 
-    def _forget(self) -> None:
-        """Forget ranks and rooms of an earlier call: policies and states may have changed."""
-        self._ranks.clear()
-        self._rooms.clear()
-
-    def _put(self, gpu: int, placement: int) -> Instance:
-        self._ranking.turn = gpu + 1
-        return self._cluster.put(gpu, placement)
+    def _put(self, offer: Offer, ends: float) -> Instance:
+        self._ranking.turn = offer.gpu + 1
+        return self._cluster.put(*offer, ends)
 
     def _size(self, request: Request) -> int:
         sizes = [p.size for g in self._cluster.models for _, p in request.candidates(g)]
@@ -181,40 +172,61 @@ class Offers:
 
     # External schedulers
 
-    def nodes(self, requests: Sequence[Request], among: Container[str]) -> list[str]:
+    def nodes(
+        self,
+        requests: Sequence[Request],
+        among: Container[str],
+        *,
+        now: float = 0.0,
+        ends: float = math.inf,
+    ) -> list[str]:
         """The nodes in ``among`` with room for all requests together, the best first.
 
         For several requests, the order is that of the policy for the largest of them. If the search
         takes too long, the result may include a node without room.
         """
-        self._forget()
-        first = requests[self._order(requests)[0]]
+        ordered = [requests[index] for index in self._order(requests)]
+
+        def takes(gpu: int) -> bool:
+            return self._cluster.node_of(gpu).name in among
+
         found: dict[str, Node] = {}
-        for gpu, _ in self(first):
+        for gpu, _ in self(ordered[0], takes, now=now, ends=ends):
             node = self._cluster.node_of(gpu)
-            if node.name not in found and node.name in among:
-                found[node.name] = node
+            found.setdefault(node.name, node)
         if len(requests) == 1:
             return list(found)
         kinds = Counter(requests)
-        self._steps = MOST_STEPS_IN_ALL if len(kinds) > 1 else 0
-        return [name for name, node in found.items() if self._fits(node, requests, kinds)]
+        plans = NodePlans(self._ranking, self._cluster, Term(now, ends))
+        return [name for name, node in found.items() if self._fits(node, ordered, kinds, plans)]
 
-    def _fits(self, node: Node, requests: Sequence[Request], kinds: Counter[Request]) -> bool:
+    def _fits(
+        self, node: Node, ordered: Sequence[Request], kinds: Counter[Request], plans: NodePlans
+    ) -> bool:
         """Whether a node has room for all; for a single kind of request, counting is enough."""
-        states = [self._cluster.state_of[gpu] for gpu in self._gpus(node)]
-        if not self._may_fit(states, kinds):
+        states = [self._cluster.state_of[gpu] for gpu in plans.gpus(node)]
+        if not plans.may_fit(states, kinds):
             return False
-        return self._steps <= 0 or self._plan(node, requests) is not None
+        if len(kinds) == 1 or plans.steps >= MOST_STEPS_IN_ALL:
+            return True
+        return plans.plan(node, ordered) is not None
 
-    def place_on(self, name: str, requests: Sequence[Request]) -> tuple[Instance, ...] | Rejection:
+    def place_on(
+        self,
+        name: str,
+        requests: Sequence[Request],
+        *,
+        now: float = 0.0,
+        ends: float = math.inf,
+    ) -> tuple[Instance, ...] | Rejection:
         """Place all requests on this node, or none and return the rejection."""
-        self._forget()
-        plan = self._plan(self._cluster.node(name), requests)
+        ordered = [requests[index] for index in self._order(requests)]
+        plans = NodePlans(self._ranking, self._cluster, Term(now, ends))
+        plan = plans.plan(self._cluster.node(name), ordered)
         if plan is None:
             why = self.why_not(name, requests)
             return Rejection(why.request, why.reason, f"node {name!r}: {why.detail}")
-        return self._carry_out(plan, requests)
+        return self._carry_out(plan, requests, ends)
 
     def take_back(self, placed: Sequence[Instance], requests: Sequence[Request]) -> None:
         """Undo the placements that were just made for these requests."""
@@ -232,7 +244,9 @@ class Offers:
             if not request.candidates(node.geometry):
                 sentence = f"{node.geometry.model} has no {request}"
                 return Rejection(request, Reason.UNKNOWN_PROFILE, sentence)
-        states = [self._cluster.state_of[gpu] for gpu in self._gpus(node)]
+        states = [
+            self._cluster.state_of[gpu] for gpu in node.gpus if gpu in self._cluster.schedulable
+        ]
         for request in kinds:
             row = self._ranking.row(request)
             if any(row.placement[state] >= 0 for state in states):
@@ -252,94 +266,6 @@ class Offers:
         sizes = {request: -self._size(request) for request in first}
         return sorted(range(len(requests)), key=lambda i: (sizes[requests[i]], first[requests[i]]))
 
-    def _gpus(self, node: Node) -> list[int]:
-        return [gpu for gpu in node.gpus if gpu in self._cluster.schedulable]
-
     def _is_fragmented(self, number: int, request: Request) -> bool:
         state = self._cluster.states[number]
         return fragmented_for(state, request.candidates(state.geometry))
-
-    # Several on one node
-
-    def _plan(self, node: Node, requests: Sequence[Request]) -> list[Offer] | None:
-        """Places for all requests on a node, in order; the policy's preferences are tried first."""
-        cluster = self._cluster
-        ordered = [requests[i] for i in self._order(requests)]
-        gpus = self._gpus(node)
-        states = [cluster.state_of[gpu] for gpu in gpus]
-        left = [Counter(ordered[depth:]) for depth in range(len(ordered))]
-        plan: list[Offer] = []
-        vain: set[tuple[int, tuple[int, ...]]] = set()
-        steps = MOST_STEPS
-
-        def go_on() -> bool:
-            nonlocal steps
-            depth = len(plan)
-            if depth == len(ordered):
-                return True
-            key = depth, tuple(sorted(states))
-            if key in vain or not self._may_fit(states, left[depth]):
-                return False
-            for index, placement, following in self._choices(states, ordered[depth], node):
-                steps -= 1
-                if steps < 0:
-                    return False
-                before, states[index] = states[index], following
-                plan.append(Offer(gpus[index], placement))
-                if go_on():
-                    return True
-                plan.pop()
-                states[index] = before
-            vain.add(key)
-            return False
-
-        found = go_on()
-        self._steps -= MOST_STEPS - steps
-        return plan if found else None
-
-    def _may_fit(self, states: Sequence[int], kinds: Counter[Request]) -> bool:
-        """Whether each kind of request would fit if it were the only kind."""
-        return all(
-            sum(self._most(state, kind) for state in states) >= count
-            for kind, count in kinds.items()
-        )
-
-    def _choices(
-        self, states: list[int], request: Request, node: Node
-    ) -> list[tuple[int, int, int]]:
-        """GPU index, placement and resulting state of each choice, the policy's preferences first.
-
-        Of GPUs in the same state, only the first is included: what fails on one fails on all.
-        """
-        chosen = self._ranking.row(request).placement
-        ranks = self._rank_of(request)
-        after = self._cluster.after_place
-        distinct = {state: states.index(state) for state in states}
-        liked = sorted(
-            (ranks[state], index, state) for state, index in distinct.items() if chosen[state] >= 0
-        )
-        found = [(index, chosen[state], after[state][chosen[state]]) for _, index, state in liked]
-        for _, profile in sorted(request.candidates(node.geometry), key=lambda one: one[0]):
-            for placement in node.geometry.placements:
-                if placement.profile is profile:
-                    for state, index in distinct.items():
-                        following = after[state][placement.number]
-                        if following != ILLEGAL and placement.number != chosen[state]:
-                            found.append((index, placement.number, following))
-        return found
-
-    def _most(self, number: int, request: Request) -> int:
-        most = self._rooms.get((request, number))
-        if most is None:
-            state = self._cluster.states[number]
-            profiles = tuple(profile for _, profile in request.candidates(state.geometry))
-            most = self._rooms[request, number] = most_of(state, profiles)
-        return most
-
-    def _rank_of(self, request: Request) -> dict[int, int]:
-        ranks = self._ranks.get(request)
-        if ranks is None:
-            row = self._ranking.row(request)
-            ranks = dict(zip(row.states.tolist(), row.ranks.tolist(), strict=True))
-            self._ranks[request] = ranks
-        return ranks

@@ -47,6 +47,8 @@ class Ticket:
     """How long they are expected to exist: a hint, which promises nothing."""
     held_until: float | None = None
     """Before this time it is not tried."""
+    until: float | None = None
+    """When its instances have ended, whenever they are placed; None if that is not known."""
 
     def __post_init__(self) -> None:
         if self.count < 1:
@@ -59,10 +61,15 @@ class Ticket:
                 "leave it out to wait for ever"
             )
 
-    @property
-    def lifetime(self) -> float:
-        """How long its instances stay once placed, as far as is known; infinity if it is not."""
-        return min(known for known in (self.lease, self.expected, math.inf) if known is not None)
+    def over_by(self, now: float) -> float:
+        """When its instances have ended if they are placed now; infinity if that is not certain."""
+        over = math.inf if self.lease is None else now + self.lease
+        return over if self.until is None else min(over, self.until)
+
+    def ends_by(self, now: float) -> float:
+        """When its instances end if they are placed now, as far as is known or expected."""
+        over = self.over_by(now)
+        return over if self.expected is None else min(over, now + self.expected)
 
     @property
     def line(self) -> LineKey:

@@ -7,6 +7,7 @@ cache holds nothing that cannot be rebuilt from the objects of the API.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -99,6 +100,8 @@ class ClusterCache:
         """The claims that have cooled down since they were taken last."""
         self._gone: set[str] = set()
         """Deleted namespaces that still have allocations."""
+        self.ends_of: Callable[[ResourceClaim], Seconds] = lambda claim: math.inf
+        """When the devices of a claim become free, as far as is known or expected."""
         self.on_freed: Callable[[int], None] = lambda gpu: None
         """Called with each GPU on which an instance has ended."""
         self.on_removal: Callable[[set[int]], None] = lambda gpus: None
@@ -279,7 +282,7 @@ class ClusterCache:
                         self._leave(uid)
                         self._released += 1
             try:
-                placed.append(cluster.put(gpu, placement.number))
+                placed.append(cluster.put(gpu, placement.number, self.ends_of(claim)))
             except PlacementError as error:
                 blocked.append(gpu)
                 against |= self._in_the_way(gpu, placement)
@@ -319,6 +322,7 @@ class ClusterCache:
         if uid in self.state.tickets:
             self.enter(Served(uid, tenant, parts), instances)
         else:
+            ends, placed = self.state.cluster.end_of(instances[0]), self._clock()
             record = AllocationRecord(
                 id=uid,
                 tenant=tenant,
@@ -326,7 +330,8 @@ class ClusterCache:
                 count=len(parts),
                 labels={"claim": claim.metadata.name, **labels},
                 requested=parse_time(claim.metadata.creation_timestamp, self._clock()),
-                placed=self._clock(),
+                expected_seconds=ends - placed if placed < ends < math.inf else None,
+                placed=placed,
                 parts=parts,
             )
             self.enter(Allocated(record), instances)
@@ -387,6 +392,7 @@ class ClusterCache:
         labels: dict[str, str],
         reason: str,
         detail: str,
+        expected: Seconds | None = None,
     ) -> None:
         """Show a claim as waiting on the dashboard; scheduling does not depend on it."""
         if claim.metadata.uid in self.state.allocations:
@@ -406,6 +412,7 @@ class ClusterCache:
             count=len(wants),
             priority=priority,
             labels={"claim": claim.metadata.name, **labels},
+            expected_seconds=expected,
             requested=parse_time(claim.metadata.creation_timestamp, self._clock()),
             reason=reason,
             detail=detail,

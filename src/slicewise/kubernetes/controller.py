@@ -31,7 +31,8 @@ from slicewise.kubernetes.conflicts import Conflicts, When
 from slicewise.kubernetes.cool_down import CoolDown
 from slicewise.kubernetes.cycle import Cycle
 from slicewise.kubernetes.event_handlers import EventHandlers
-from slicewise.kubernetes.event_recorder import EventRecorder
+from slicewise.kubernetes.event_recorder import UNREADABLE, EventRecorder
+from slicewise.kubernetes.event_series import Regarding
 from slicewise.kubernetes.informer import KINDS, Watch, WatchNotification
 from slicewise.kubernetes.leader_election import LeaderElector
 from slicewise.kubernetes.namespace_annotations import Unreadable
@@ -339,6 +340,11 @@ class Controller:
                 self.pending.pods[key], message
             ):
                 self._cycle.report_again()
+        for key, text in self._cycle.unreadable.take().items():
+            if key in self.pending.pods:
+                meta = self.pending.pods[key].metadata
+                about = Regarding("Pod", meta.name, meta.uid, meta.namespace)
+                self._recorder.report_event(about, UNREADABLE, "Reading", text)
 
     # Leading
 

@@ -18,7 +18,7 @@ from slicewise.engine.queue import Queue, Ticket
 from slicewise.engine.reservation_rules import ReservationRules
 from slicewise.engine.reservations import LineKey, Reservations, Window
 from slicewise.journal.entries import Seconds
-from slicewise.kubernetes.api import ResourceClaim
+from slicewise.kubernetes.api import Pod, ResourceClaim
 from slicewise.kubernetes.api.common import parse_time
 from slicewise.kubernetes.backoff import NodeBackoff
 from slicewise.kubernetes.cache import ClusterCache
@@ -32,10 +32,11 @@ from slicewise.kubernetes.event_recorder import (
     PendingView,
     PlacementMessage,
 )
+from slicewise.kubernetes.job_deadlines import JobDeadlines
 from slicewise.kubernetes.namespace_quota import NamespaceQuota
 from slicewise.kubernetes.node_resources import NodeResources
 from slicewise.kubernetes.pending_claims import PendingClaims, PendingPod
-from slicewise.kubernetes.pod_lifetimes import PodLifetimes
+from slicewise.kubernetes.pod_lifetimes import PodLifetimes, UnreadableHints
 from slicewise.kubernetes.pod_placer import PodPlacer
 from slicewise.kubernetes.pod_request import PodRequest, PodRequests
 from slicewise.kubernetes.quarantine import Quarantine
@@ -71,7 +72,8 @@ class Cycle:
         """Pods to be queued, updated or removed by `update_queue`."""
         state = cache.state
         self._quota = NamespaceQuota(cache)
-        self._lifetimes = PodLifetimes(cache, pending)
+        self.jobs = JobDeadlines()
+        self._lifetimes = PodLifetimes(cache, pending, self.jobs)
         self._requests = PodRequests(node_resources, state.canonical, state.shares.size)
         self._placer = PodPlacer(cache, node_resources, self._lifetimes.users)
         self._queue = Queue(state.shares)
@@ -97,8 +99,9 @@ class Cycle:
         )
         self._given_up: dict[str, ResourceClaim] = {}
         self._messages: dict[str, PlacementMessage] = {}
+        self.unreadable = UnreadableHints()
         self._message_schedule = MessageSchedule(lambda: self.clock())
-        self._view = PendingView(cache)
+        self._view = PendingView(cache, self._lifetimes.expected)
         self._snapshot: object = None
         """The versions of free devices and nodes at the last pass."""
         self._tenants: dict[str, str] = {}
@@ -177,6 +180,7 @@ class Cycle:
         pod, key = pending_pod.pod, pending_pod.key
         namespace = pod.metadata.namespace
         request = self._requests.of(pending_pod, self._backoff.avoided(key))
+        self.unreadable.look(pod)
         tenant = self._tenants[namespace] = self._cache.tenant(namespace).ref.id
         return Ticket(
             number,
@@ -186,6 +190,8 @@ class Cycle:
             # Windows are reserved for single devices: other pods never have waited long enough.
             entered=self._since[number] if len(request.devices) == 1 else float("inf"),
             lease=self._lifetimes.lease(pending_pod),
+            expected=self._lifetimes.hint(pending_pod),
+            until=self._lifetimes.until(pending_pod),
         )
 
     def _leave(self, number: int) -> None:
@@ -222,6 +228,7 @@ class Cycle:
             del self._waiting[number], self._since[number]
         self._view.hide(key)
         self._messages.pop(key, None)
+        self.unreadable.forget(key)
         pod = self._pending.pods.get(key)
         if pod is None or pod.spec.node_name:
             self.unbound.forget(key)
@@ -379,6 +386,11 @@ class Cycle:
         self.reservations.set(line, windows)
         self._queue_changed = True
 
+    def lifetime_changed(self, pod: Pod) -> None:
+        """Note a pod that may end at another time than was known."""
+        for claim in self._pending.claims_of(pod):
+            self._lifetimes.set_ends(claim)
+
     def ends(self, instance: Instance) -> Seconds | None:
         """When an instance ends; None if that is unknown."""
         return self._lifetimes.of(instance)
@@ -392,6 +404,7 @@ class Cycle:
             count = len(parameters.devices)
             devices = self._cache.assume(claim, tuple(rest[:count]), {"pod": pod.metadata.name})
             rest = rest[count:]
+            self._lifetimes.set_ends(claim)
             requests = tuple(device.request for device in parameters.devices)
             grants.append(Grant(claim, requests, devices))
         decision = Decision(

@@ -15,6 +15,7 @@ from slicewise.kubernetes.allocation_writer import AllocationWriter
 from slicewise.kubernetes.api import (
     DeviceClass,
     DeviceTaintRule,
+    Job,
     KubeletEvent,
     Namespace,
     Node,
@@ -35,6 +36,7 @@ from slicewise.kubernetes.informer import (
     CLAIMS,
     CLASSES,
     EVENTS,
+    JOBS,
     KINDS,
     NAMESPACES,
     NODES,
@@ -223,6 +225,8 @@ class EventHandlers:
                 return set(self._volumes_of(kind))
             case TAINT_RULES.name:
                 return set(self._cache.pools.rules)
+            case JOBS.name:
+                return set(self._cycle.jobs.known)
             case EVENTS.name:
                 return set()  # what an event said stays true when the API has deleted it
         return set(self._node_resources.pods) | set(self._pending.pods)
@@ -248,6 +252,8 @@ class EventHandlers:
                 self._requeue(self._volumes.put(thing))
             case DeviceTaintRule():
                 self._cache.pools.set_rule(thing)
+            case Job():
+                self._lifetimes_changed(self._cycle.jobs.put(thing))
             case KubeletEvent():
                 self.prepare_failures.event(thing)
 
@@ -270,6 +276,8 @@ class EventHandlers:
                 self._requeue(self._volumes.drop(self._volumes_of(kind), key))
             case TAINT_RULES.name:
                 self._cache.pools.drop_rule(key)
+            case JOBS.name:
+                self._lifetimes_changed(self._cycle.jobs.drop(key))
             case PODS.name:
                 self._pod_deleted(key)
 
@@ -285,6 +293,12 @@ class EventHandlers:
     def _requeue(self, pods: Iterable[str]) -> None:
         for pod in pods:
             self._cycle.requeue(pod)
+
+    def _lifetimes_changed(self, pods: Iterable[str]) -> None:
+        for key in pods:
+            if key in self._pending.pods:
+                self._cycle.lifetime_changed(self._pending.pods[key])
+                self._cycle.requeue(key)
 
     def _classes_changed(self) -> None:
         names = (one.spec.extended_resource_name for one in self._pending.classes.values())
@@ -385,8 +399,12 @@ class EventHandlers:
         if pod.over:
             self._cycle.remove(key)
             self._recorder.forget(key)  # a new pod of the same name gets its own messages
+            self._cycle.jobs.pod_deleted(pod)
             self._release_claims(pod)
             return
+        if pod.spec.resource_claims:
+            self._cycle.jobs.pod_changed(pod)
+            self._cycle.lifetime_changed(pod)
         self._cycle.requeue(key)
         unrecorded = self._pending.unrecorded_claims(pod)
         if unrecorded and self._deciding():
@@ -418,6 +436,7 @@ class EventHandlers:
         known = last or pod
         if known is not None and known.spec.resource_claims:
             self._volumes.leave(known)
+            self._cycle.jobs.pod_deleted(known)
             self.prepare_failures.pod_deleted(known.metadata.uid)
             self._cache.cool_down.pod_deleted(known, last is not None)
         self._cycle.remove(key)

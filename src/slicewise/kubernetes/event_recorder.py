@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from slicewise.core.errors import SlicewiseError
 from slicewise.core.request import Reason
+from slicewise.journal.entries import Seconds
 from slicewise.kubernetes.api import Pod
 from slicewise.kubernetes.api.common import now_text
 from slicewise.kubernetes.api_client import STRATEGIC, ApiClient, ConflictError, NotFoundError
@@ -135,7 +136,7 @@ class EventRecorder:
         )
 
     def report_event(self, about: Regarding, reason: str, action: str, text: str) -> None:
-        """Report a warning about an object other than a pod."""
+        """Report a warning about an object, without a condition."""
 
         def write() -> None:
             try:
@@ -208,8 +209,12 @@ class EventRecorder:
 class PendingView:
     """Shows waiting claims on the dashboard; scheduling does not depend on it."""
 
-    def __init__(self, cache: ClusterCache) -> None:
+    def __init__(
+        self, cache: ClusterCache, expected: Callable[[PendingPod], Seconds | None]
+    ) -> None:
+        """``expected`` tells how long a pod will keep its devices, if that is known."""
         self._cache = cache
+        self._expected = expected
         self._shown: dict[str, tuple[str, tuple[str, ...]]] = {}
         """By pod: the reason that is shown, and the uids of the claims."""
 
@@ -229,6 +234,7 @@ class PendingView:
                 {"pod": pod.metadata.name},
                 message.reason.lower(),
                 message.text,
+                self._expected(pending_pod),
             )
         self._shown[key] = shown
 

@@ -18,6 +18,7 @@ from slicewise.core.errors import SlicewiseError
 from slicewise.kubernetes.api import (
     DeviceClass,
     DeviceTaintRule,
+    Job,
     KubeletEvent,
     Meta,
     Namespace,
@@ -80,6 +81,7 @@ EVENTS = Kind(
     "reason=FailedPrepareDynamicResources",
     essential=False,
 )
+JOBS = Kind("Jobs", "/apis/batch/v1/jobs", _as(Job), essential=False)
 TAINT_RULES = Kind(
     "DeviceTaintRules",
     "/apis/resource.k8s.io/v1beta2/devicetaintrules",
@@ -96,6 +98,7 @@ KINDS = (
     VOLUMES,
     VOLUME_CLAIMS,
     TAINT_RULES,
+    JOBS,
     CLAIMS,
     PODS,
     EVENTS,

@@ -83,10 +83,9 @@ class PodPlacer:
         for device in pod.devices:
             self._policies.before(device)
         with self._tolerating(_rules(pod).tolerations):
-            placed = self._offers.place(pod.devices, lambda node: self._runs(pod, node))
-        if not isinstance(placed, Unfit | Rejection):
-            for instance in placed:
-                self.cluster.set_end(instance, ends)
+            placed = self._offers.place(
+                pod.devices, lambda node: self._runs(pod, node), now=now, ends=ends
+            )
         if isinstance(placed, Unfit):
             return self._no_node(pod, placed)
         return placed

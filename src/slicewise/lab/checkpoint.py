@@ -91,7 +91,7 @@ class Checkpoint:
         if cell not in self._digests:
             experiment = self._experiments[job.experiment]
             self._digests[cell] = digest(experiment, job.mix, job.entrant)
-            readable = json.dumps(fingerprint(experiment, job.mix, job.entrant))
+            readable = json.dumps(fingerprint(experiment, job.mix, job.entrant), default=repr)
             database.execute(
                 "INSERT OR IGNORE INTO cells VALUES (?, ?)", (self._digests[cell], readable)
             )

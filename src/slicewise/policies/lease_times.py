@@ -20,7 +20,7 @@ from slicewise.core.geometry import MAX_SLICES, Geometry, Placement
 from slicewise.core.request import Request
 from slicewise.core.states import GpuState
 from slicewise.core.window_ends import Counts, Floats, Ints
-from slicewise.policies.asked_for import asked_profiles, stranded_slices, whole_is_asked
+from slicewise.policies.asked_for import asked_profiles, stranded_slices
 from slicewise.policies.least_lost_time import LeastLostTime, LostTime
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def timed_row(
         table = tables[state.geometry]
         costs = _fixed_costs(table, state, request)
         fixed[at, : len(costs)] = costs
-        if not state.mask and whole_is_asked(state.geometry, table.asked_for):
+        if not state.mask and table.opens_empty_last(state.geometry):
             last[at] = LAST
     return TimedRow(
         models,
@@ -155,6 +155,33 @@ def lost_times(last: Floats, unknown: Counts, stay: float, mean_lifetime: float)
     return rounded
 
 
+def placement_costs(
+    policy: LeaseAware,
+    row: TimedRow,
+    states: Ints,
+    ends: tuple[Floats, Counts],
+    now: float,
+    leaves: float,
+) -> Ints:
+    """By GPU in these states, and by placement of its model: what it costs, or at least NEVER.
+
+    ``ends`` is by GPU and window, as in `WindowEnds.rows`; the new instance ``leaves`` then.
+    """
+    last, unknown = ends
+    if leaves <= now:
+        leaves = math.inf  # like an end that has passed: it says nothing
+    times = lost_times(last - now, unknown, leaves - now, policy.mean_lifetime)
+    costs: Ints = row.fixed[states]
+    models = row.model_of[states]
+    for number in set(models.tolist()):
+        model, here = row.models[number], models == number
+        part = times[here, : len(model.touched)] @ model.touched
+        costs[here, : part.shape[1]] += part
+    if leaves == math.inf:
+        costs += row.last[states, None]
+    return costs
+
+
 def cheapest(
     cluster: Cluster,
     policy: LeaseAware,
@@ -173,19 +200,9 @@ def cheapest(
         if len(gpus) == policy.most:
             break
     ids, of = np.array(gpus), np.array(state_of)
-    last, unknown = cluster.window_ends.rows(ids, now)
-    if ends <= now:
-        ends = math.inf  # like an end that has passed: it says nothing
-    times = lost_times(last - now, unknown, ends - now, policy.mean_lifetime)
-    costs = row.fixed[of]
-    models = row.model_of[of]
-    for number in set(models.tolist()):
-        model, here = row.models[number], models == number
-        part = times[here, : len(model.touched)] @ model.touched
-        costs[here, : part.shape[1]] += part
-    if ends == math.inf:
-        costs += row.last[of, None]
+    rows = cluster.window_ends.rows(ids, now)
+    costs = placement_costs(policy, row, of, rows, now, ends)
     lowest = costs.min(axis=1)
     gpu = int(ids[lowest == lowest.min()].min())
     at = gpus.index(gpu)
-    return gpu, row.models[models[at]].placements[costs[at].argmin()].number
+    return gpu, row.models[row.model_of[of[at]]].placements[costs[at].argmin()].number

@@ -51,6 +51,8 @@ class LeastLostTime(LostTime):
     """What a slice costs that no place asked for can use any more."""
     weights: tuple[tuple[str, float], ...] = ()
     """By profile: what its windows count, beyond their size; 1 for those not named."""
+    spares: bool = False
+    """Whether empty GPUs are opened last although no whole-GPU profile is asked for."""
 
     name = "least-lost-time"
     summary = "Places that are asked for stay shut for the shortest time, whatever runs there now."
@@ -58,6 +60,10 @@ class LeastLostTime(LostTime):
     def on(self, geometry: Geometry) -> LeastLostTime:
         """The same for every model."""
         return self
+
+    def opens_empty_last(self, geometry: Geometry) -> bool:
+        """Whether an empty GPU of a model is opened last."""
+        return self.spares or whole_is_asked(geometry, self.asked_for)
 
     def score(self, gpu: GpuState, profile: Profile, start: int) -> tuple[bool, float]:
         """Whether the GPU is empty and opened last; then the size times the time that is lost.
@@ -114,6 +120,6 @@ def _values(geometry: Geometry, policy: LeastLostTime) -> _Values:
         ),
         stranded_slices(geometry, policy.asked_for),
         int(stranding * scale),
-        whole_is_asked(geometry, policy.asked_for),
+        policy.opens_empty_last(geometry),
         scale,
     )

@@ -109,9 +109,10 @@ class Ranking:
 
     def row(self, request: Request) -> Row:
         """The row for this kind of request, as the policy ranks it now."""
-        return self._row(self._table(), request)
+        return self._row(self.table(), request)
 
-    def _table(self) -> TablePolicy:
+    def table(self) -> TablePolicy:
+        """The table policy that decides now."""
         policy = self._policy
         return policy.table(self._cluster) if isinstance(policy, AdaptivePolicy) else policy
 
@@ -140,7 +141,7 @@ class Ranking:
 
         ``ends`` is when the instance will leave, if that is known.
         """
-        policy = self._table()
+        policy = self.table()
         row = self._row(policy, request)
         cluster = self._cluster
         if isinstance(policy, LeaseAware) and row.timed is not None:

@@ -184,6 +184,7 @@ def reference_lost_time(
     asked_for: frozenset[str] | None = None,
     stranding: float = 4,
     weights: Mapping[str, float] | None = None,
+    spares: bool = False,
 ) -> tuple[bool, Fraction]:
     """Whether the GPU is empty and opened last; then size times the time lost, and stranding."""
     geometry, new = gpu.geometry, Held(profile, start).slices
@@ -196,8 +197,8 @@ def reference_lost_time(
             cost += weight * len(window) * Fraction(1, 1 + blockers)
     stranded_now = stranded_slices_of(geometry, windows, gpu.occupied)
     newly = stranded_slices_of(geometry, windows, gpu.occupied | new) - stranded_now
-    whole = any(len(window) == geometry.slices for _, window in windows)
-    return whole and not gpu.occupied, cost + Fraction(stranding) * len(newly)
+    last = spares or any(len(window) == geometry.slices for _, window in windows)
+    return last and not gpu.occupied, cost + Fraction(stranding) * len(newly)
 
 
 class Decision(NamedTuple):

@@ -94,9 +94,9 @@ def lease_cost(
         cost += round(4096 * value) * round(STEPS * time)
     before = stranded_slices_of(geometry, windows, taken)
     newly = stranded_slices_of(geometry, windows, taken | new) - before
-    whole = any(len(window) == geometry.slices for _, window in windows)
+    last = base.spares or any(len(window) == geometry.slices for _, window in windows)
     cost += len(newly) * round(4096 * base.stranding) * STEPS
-    return whole and not taken and ends == math.inf, cost
+    return last and not taken and ends == math.inf, cost
 
 
 def choose(
@@ -142,7 +142,13 @@ def _compared(
     for _, number, _, profile, start in options:
         base = policy.base.on(gpus[number].geometry)
         key = reference_lost_time(
-            gpus[number].bare, profile, start, base.asked_for, base.stranding, dict(base.weights)
+            gpus[number].bare,
+            profile,
+            start,
+            base.asked_for,
+            base.stranding,
+            dict(base.weights),
+            base.spares,
         )
         best[number] = min(key, best.get(number, key))
     alike: dict[object, list[int]] = {}

@@ -171,7 +171,8 @@ def table_for(choice: Choice) -> LeastLost | LeastLostTime | LeaseAware:
     stranding = next(
         (value for suffix, value in _STRANDING.items() if choice.form.endswith(suffix)), 4.0
     )
-    return LeastLostTime(asked_for, stranding, choice.weights)
+    # A whole-GPU profile may be asked for that never was: all forms leave empty GPUs for it.
+    return LeastLostTime(asked_for, stranding, choice.weights, spares=True)
 
 
 class Rehearsed(AdaptivePolicy):

@@ -6,6 +6,7 @@ directly into these structures, not through dictionaries. Imports `journal` and 
 
 from __future__ import annotations
 
+from slicewise.kubernetes.api.batch import Job
 from slicewise.kubernetes.api.common import (
     Condition,
     LabelSelector,
@@ -60,6 +61,7 @@ __all__ = [
     "DeviceTaint",
     "DeviceTaintRule",
     "DeviceToleration",
+    "Job",
     "KubeletEvent",
     "LabelSelector",
     "Lease",

@@ -147,7 +147,10 @@ class Binder:
             pod = await context.runtime.in_thread(self._reload, pod)
         await self._ensure_tenant(context, actor, namespace)
         labels = {POD: pod.metadata.name, NAMESPACE: namespace, UID: pod.uid}
-        terms = tuple(Terms(want, count, labels=labels) for want, count in wants)
+        terms = tuple(
+            Terms(want, count, labels=labels, expected_seconds=pod.expected_seconds)
+            for want, count in wants
+        )
         outcome = await context.runtime.submit(CreateOn(namespace, node, terms, UID), actor)
         if outcome.answer.status not in (200, 201):
             return _problem(outcome.answer.body).detail

@@ -8,6 +8,7 @@ k8s.io/kube-scheduler/extender/v1, with the field names of Go.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -226,7 +227,9 @@ def judge(context: AppContext, pod: Pod, names: tuple[str, ...] | frozenset[str]
         else:
             open_nodes.add(name)
     offers = Offers(state.scheduler)
-    verdict.feasible = offers.nodes(asked, open_nodes)
+    now, expected = context.runtime.clock(), pod.expected_seconds
+    ends = math.inf if expected is None else now + expected
+    verdict.feasible = offers.nodes(asked, open_nodes, now=now, ends=ends)
     for name in open_nodes.difference(verdict.feasible):
         why = offers.why_not(name, asked)
         kind = verdict.unfit if why.reason is Reason.UNKNOWN_PROFILE else verdict.full
