@@ -24,6 +24,7 @@ from slicewise.kubernetes.api import (
     ResourceClaim,
     StorageClass,
 )
+from slicewise.kubernetes.api.common import parse_time
 from slicewise.kubernetes.cache import ClusterCache
 from slicewise.kubernetes.claim_client import FINALIZER
 from slicewise.kubernetes.claim_states import ClaimState
@@ -36,6 +37,7 @@ from slicewise.kubernetes.informer import (
     CLASSES,
     EVENTS,
     KINDS,
+    KUBELET_STARTS,
     NAMESPACES,
     NODES,
     PODS,
@@ -143,7 +145,7 @@ class EventHandlers:
             homes = {gpu.node_name for gpu in reading.gpus} if reading else set()
             if reading is None or reading.trouble or len(homes) != 1:
                 # Deleted, incomplete, or not on one node: allocate nothing from it.
-                self._cache.pools.withdraw(key)
+                self._cache.withdraw_pool(key)
             else:
                 self._cache.set_pool(key, reading, homes.pop())
         self._slices.changed.clear()
@@ -223,7 +225,7 @@ class EventHandlers:
                 return set(self._volumes_of(kind))
             case TAINT_RULES.name:
                 return set(self._cache.pools.rules)
-            case EVENTS.name:
+            case EVENTS.name | KUBELET_STARTS.name:
                 return set()  # what an event said stays true when the API has deleted it
         return set(self._node_resources.pods) | set(self._pending.pods)
 
@@ -248,6 +250,8 @@ class EventHandlers:
                 self._requeue(self._volumes.put(thing))
             case DeviceTaintRule():
                 self._cache.pools.set_rule(thing)
+            case KubeletEvent(reason="Starting"):
+                self._kubelet_started(thing)
             case KubeletEvent():
                 self.prepare_failures.event(thing)
 
@@ -272,6 +276,12 @@ class EventHandlers:
                 self._cache.pools.drop_rule(key)
             case PODS.name:
                 self._pod_deleted(key)
+
+    def _kubelet_started(self, event: KubeletEvent) -> None:
+        now = self._cache.now()
+        ago = max(0.0, now - parse_time(event.last_timestamp, now))
+        home = event.involved_object.name
+        self._cache.cool_down.kubelet_started(home, self._cycle.clock() - ago)
 
     def _volumes_of(self, kind: Kind) -> dict[str, Any]:
         volumes = self._volumes

@@ -80,6 +80,13 @@ EVENTS = Kind(
     "reason=FailedPrepareDynamicResources",
     essential=False,
 )
+KUBELET_STARTS = Kind(
+    "Starts of kubelets",
+    "/api/v1/events",
+    _as(KubeletEvent),
+    "reason=Starting,source=kubelet",
+    essential=False,
+)
 TAINT_RULES = Kind(
     "DeviceTaintRules",
     "/apis/resource.k8s.io/v1beta2/devicetaintrules",
@@ -96,6 +103,7 @@ KINDS = (
     VOLUMES,
     VOLUME_CLAIMS,
     TAINT_RULES,
+    KUBELET_STARTS,
     CLAIMS,
     PODS,
     EVENTS,
