@@ -167,6 +167,7 @@ class FakeApi:
         new = _copy(old)
         if method == "PUT":
             new["spec"] = body["spec"]
+            new["metadata"]["annotations"] = meta.get("annotations", {})
         elif part == "status":
             if content == APPLY:
                 names = {one["name"] for one in body["status"]["resourceClaimStatuses"]}

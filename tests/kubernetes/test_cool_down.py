@@ -28,6 +28,12 @@ class Scenes(Scene):
         self.hold(1)
         self.cool_down.pod_changed(self.a)
 
+    def deleting(self, grace: int) -> None:
+        """The pod is being deleted, and has some time to end."""
+        meta = msgspec.structs.replace(self.a.metadata, deletion_grace_period_seconds=grace)
+        self.a = msgspec.structs.replace(self.a, metadata=meta)
+        self.cool_down.pod_changed(self.a)
+
     def hold(self, version: int, uid: str = "uid-p") -> None:
         self.change(claim(self.name, seats=[("n1", SEAT)], reserved=[uid], version=version))
 
@@ -201,6 +207,92 @@ def test_the_time_begins_when_the_node_is_ready() -> None:
     assert scene.taken == 0
 
 
+def test_the_time_begins_again_when_the_kubelet_starts() -> None:
+    """It does not know the pod any more, and looks for what is left a minute later."""
+    scene = Scenes()
+    scene.cool_down.kubelet_started("n1", -100.0)
+    scene.free()
+    assert scene.cool_down.next_time == SECONDS
+    scene.cool_down.kubelet_started("n2", 50.0)
+    assert scene.cool_down.next_time == SECONDS
+    scene.cool_down.kubelet_started("n1", 50.0)
+    scene.cool_down.kubelet_started("n1", 20.0)  # an older event that arrives late
+    assert scene.cool_down.next_time == 50.0 + SECONDS
+    scene.now = SECONDS
+    assert scene.taken == 8
+    scene.now = 50.0 + SECONDS
+    assert scene.taken == 0
+
+
+def test_a_kubelet_that_starts_over_and_over_is_not_waited_for_for_ever() -> None:
+    scene = Scenes()
+    scene.free()
+    while scene.now < LONGEST * SECONDS:
+        scene.cool_down.kubelet_started("n1", scene.now)
+        assert scene.taken == 8
+        scene.now += SECONDS / 2
+    assert scene.taken == 0
+
+
+@pytest.mark.parametrize("first", ["pod", "claim"])
+def test_the_time_begins_after_the_grace_period_of_a_deletion(first: str) -> None:
+    """The kubelet grants the rest of it also if the pod is deleted by force then."""
+    scene = Scenes()
+    scene.deleting(200)
+    scene.now = 10.0
+    scene.deleting(0)
+    if first == "pod":
+        scene.cool_down.pod_deleted(scene.a, True)
+    scene.free()
+    assert scene.cool_down.next_time == 200.0 + SECONDS
+
+
+def test_a_grace_period_that_is_over_adds_nothing() -> None:
+    scene = Scenes()
+    scene.deleting(20)
+    scene.now = 50.0
+    scene.cool_down.pod_deleted(scene.a, True)
+    scene.free()
+    assert scene.cool_down.next_time == 50.0 + SECONDS
+
+
+def test_the_time_begins_when_the_driver_is_back() -> None:
+    scene = Scenes()
+    scene.cool_down.node_changed(booted("one"))
+    scene.cache.withdraw_pool((DRIVER, "n9"))
+    scene.free()
+    scene.cache.withdraw_pool((DRIVER, "n1"))
+    scene.now = 2 * SECONDS
+    assert scene.taken == 8
+    reading = read_pool(decoded(nvidia("A100-80GB", 1, "n1")), LIBRARY)
+    scene.cache.set_pool((DRIVER, "n1"), reading, "n1")
+    assert scene.cool_down.next_time == 3 * SECONDS
+    scene.now = 3 * SECONDS
+    assert scene.taken == 0
+
+
+def test_a_driver_of_a_deleted_node_is_not_waited_for() -> None:
+    scene = Scenes()
+    scene.cool_down.node_changed(booted("one"))
+    scene.free()
+    scene.cool_down.node_deleted("n1")
+    scene.cache.withdraw_pool((DRIVER, "n1"))
+    assert scene.taken == 0
+    assert not scene.cool_down._awaited
+
+
+def test_node_and_driver_must_both_be_back() -> None:
+    scene = Scenes()
+    scene.cool_down.node_changed(booted("one", "node.kubernetes.io/unreachable"))
+    scene.cool_down.driver_changed("n1", DRIVER, False)
+    scene.free()
+    scene.cool_down.node_changed(booted("one"))
+    scene.now = 2 * SECONDS
+    assert scene.taken == 8
+    scene.cool_down.driver_changed("n1", DRIVER, True)
+    assert scene.cool_down.next_time == 3 * SECONDS
+
+
 def test_a_lost_node_is_not_waited_for_for_ever() -> None:
     scene = Scenes()
     scene.cool_down.node_changed(booted("one", "node.kubernetes.io/not-ready"))
@@ -209,10 +301,13 @@ def test_a_lost_node_is_not_waited_for_for_ever() -> None:
     assert scene.taken == 0
 
 
-def test_after_a_failed_prepare_it_takes_longer() -> None:
+@pytest.mark.parametrize("first", ["pod", "claim"])
+def test_after_a_failed_prepare_it_takes_longer(first: str) -> None:
     scene = Scenes()
     scene.cool_down.prepare_failed("uid-other")
     scene.cool_down.prepare_failed("uid-p")
+    if first == "pod":
+        scene.cool_down.pod_deleted(scene.a, True)
     scene.free()
     scene.now = 2 * SECONDS
     assert scene.taken == 8
@@ -257,7 +352,7 @@ def test_a_node_that_is_replaced_keeps_nothing() -> None:
 
 
 def test_only_the_latest_ends_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slicewise.kubernetes.cool_down._MOST_ENDED", 2)
+    monkeypatch.setattr("slicewise.kubernetes.cool_down._MOST_GONE", 2)
     scene = Scenes()
     for name in ("p", "q", "r"):
         scene.cool_down.pod_changed(scene.become(pod(name, ["a"]), "n1", "Succeeded"))

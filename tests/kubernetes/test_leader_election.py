@@ -10,7 +10,7 @@ import pytest
 
 from slicewise.kubernetes.api import Lease
 from slicewise.kubernetes.api_client import ApiUnreachableError, ConflictError, NotFoundError
-from slicewise.kubernetes.leader_election import LeaderElector, running_clock
+from slicewise.kubernetes.leader_election import NOTE, LeaderElector, running_clock
 
 
 class OneLease:
@@ -223,3 +223,26 @@ def test_a_lapse_seen_by_another_thread_during_a_renewal_starts_a_new_term() -> 
     a._hold(108.9)
     observer.join()
     assert seen == [a.term == 1]
+
+
+def test_the_note_of_a_leader_reaches_the_next_one() -> None:
+    api, clock = OneLease(), Clock()
+    a, _ = replica(api, "a", clock)
+    b, _ = replica(api, "b", clock)
+    a.beat()
+    assert api.body is not None
+    assert "annotations" not in api.body["metadata"]
+    a.note = "what a knows"
+    a.beat()
+    b.beat()
+    assert b.note == ""
+    clock.now += 11
+    b.beat()
+    assert (b.leads, b.note) == (True, "what a knows")
+    b.beat()  # and does not get lost before it is replaced
+    assert api.body["metadata"]["annotations"] == {NOTE: "what a knows"}
+    b.note = "what b knows"
+    b.start()
+    b.stop()  # releases the lease
+    a.beat()
+    assert (a.leads, a.note) == (True, "what b knows")

@@ -78,3 +78,23 @@ def test_a_pod_that_is_deleted_or_fails_is_not_told() -> None:
     desk.show("n1", "Failed")
     assert [one.prepared for one in desk.told] == [False, False]
     assert desk.failures.summary() == ""
+
+
+def test_the_slices_of_a_pod_that_recovered_cool_down_as_usual() -> None:
+    desk = Desk()
+    desk.show()
+    desk.event()
+    desk.show("n1", "Running")
+    assert desk.cool_down.start("uid-c", "n1", ["uid-a"], "5")
+    assert desk.cool_down.next_time == 60.0
+
+
+def test_a_driver_that_was_not_called_has_left_nothing_behind() -> None:
+    """The pod is told as well, but its slices are not in doubt."""
+    desk = Desk()
+    desk.show()
+    why = "prepare dynamic resources: DRA driver gpu.nvidia.com is not registered"
+    desk.event(text=f"Failed to prepare dynamic resources: {why}")
+    assert [one.prepared for one in desk.told] == [False]
+    assert desk.cool_down.start("uid-c", "n1", ["uid-a"], "5")
+    assert desk.cool_down.next_time == 60.0

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from scripts.test_services import MissingServiceError
-from tests.kubernetes_e2e.api import Json, until
+from tests.kubernetes_e2e.api import CORE, Json, until
 from tests.kubernetes_e2e.chain import Chain, Place, chain, places_of
 from tests.kubernetes_e2e.cluster import (
     claims_in,
@@ -41,17 +42,16 @@ def there(plane: Plane, real_library: Path, real_folder: Path) -> Iterator[Chain
             raise MissingServiceError(problem)
         pytest.skip(problem)
     require_node()
-    with (
-        chain(plane, real_library, real_folder, real=True) as one,
-        running(plane.kubeconfig, real_folder),
-    ):
+    with chain(plane, real_library, real_folder, real=True) as one:
         yield one
     plane.api.delete(f"/apis/resource.k8s.io/v1/deviceclasses/{OUR_CLASS}")
 
 
 @pytest.fixture
-def space(there: Chain) -> Iterator[str]:
-    with namespace(there.api) as name:
+def space(there: Chain, real_folder: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A namespace that slicewise serves; its parameter are flags."""
+    flags = ("--lease-seconds", "2", *getattr(request, "param", ()))
+    with running(there.plane.kubeconfig, real_folder, *flags), namespace(there.api) as name:
         there.make_templates(name)
         yield name
     there.until_places()
@@ -160,3 +160,24 @@ def test_a_pod_that_is_deleted_while_the_kubelet_is_away_is_cleaned_up(
     assert len(there.places()) == 1
     there.node.start_kubelet()
     there.until_places()
+
+
+@pytest.mark.parametrize("space", [("--cool-down", "70s")], indirect=True)
+def test_slices_are_given_out_when_a_kubelet_that_was_started_has_cleaned_up(
+    there: Chain, space: str
+) -> None:
+    """It does so a minute after its start, which may be long after the pod has vanished."""
+    for name in ("a", "b", "c", "d"):
+        there.make_pod(space, name, "three")
+        until_running(there.api, space, name)
+    there.make_pod(space, "e", "three")  # there is no room for it
+    [left] = places(there, space, "a")
+    assert there.node is not None
+    there.node.stop_kubelet()
+    remove_pod(there.api, space, "a")
+    time.sleep(30)
+    there.node.start_kubelet()
+    until_running(there.api, space, "e")
+    assert places(there, space, "e") == [left]
+    path = f"{CORE}/namespaces/{space}/events?fieldSelector=reason=FailedPrepareDynamicResources"
+    assert there.api.items(path) == []

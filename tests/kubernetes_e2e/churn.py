@@ -11,7 +11,9 @@ looks at the API and at the GPUs:
 - an instance belongs to an allocated claim, but for the time that the kubelet needs after the end;
 - what a running pod was given exists;
 - instances of allocated claims do not overlap;
-- no pod is stuck: bound, and not running for ``STUCK_SECONDS``. Such a pod is deleted, and counted.
+- no pod is stuck: bound, and not running for ``STUCK_SECONDS``; with a real kubelet for thrice as
+  long, because it tries a failed prepare again only after 60 to 90 seconds. Such a pod is deleted,
+  and counted.
   If the driver is killed between its two notes of a claim, it refuses the claim for ever (upstream
   1452); pods of such claims are counted apart;
 - all pods run unless they are deleted before, and in the end nothing is left.
@@ -22,18 +24,19 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import signal
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import quantiles
 
 import httpx
-from tests.kubernetes_e2e.api import RESOURCE, ApiError, Json, until
+from tests.kubernetes_e2e.api import CORE, RESOURCE, ApiError, Json, until
 from tests.kubernetes_e2e.chain import MODEL, PROFILES, Chain, Place, chain, places_of
 from tests.kubernetes_e2e.cluster import namespace, pods_in
 from tests.kubernetes_e2e.plane import Plane
@@ -43,6 +46,7 @@ from slicewise.catalog import Catalog
 from slicewise.fakedriver import build
 
 STUCK_SECONDS = 60.0
+_REAL_KUBELET = 3
 _LOOK_SECONDS = 0.1
 _AT_ONCE = 5
 """Pods at a time for each GPU: a few more than fit."""
@@ -69,6 +73,8 @@ class Outcome:
     broken: list[str] = field(default_factory=list)
     """Stuck as well, because the driver was killed while it prepared their claims: it does not
     recover from that, whatever the slices."""
+    causes: dict[str, str] = field(default_factory=dict)
+    """What the kubelet said of each stuck pod the last time."""
     refused: list[str] = field(default_factory=list)
     """What the driver said to calls that failed."""
     overlaps: list[str] = field(default_factory=list)
@@ -135,6 +141,15 @@ class Observer(threading.Thread):
         self.error: BaseException | None = None
         self.pods: dict[str, Json] = {}
         """By name, as last seen."""
+        self._given: dict[str, list[Place]] = {}
+        """By claim: the places of its instances."""
+
+    def given(self, pod: str) -> list[Place]:
+        """Where a pod was last seen to have instances."""
+        found = self.pods.get(pod, {"status": {}})
+        statuses = found["status"].get("resourceClaimStatuses", [])
+        names = [one.get("resourceClaimName") for one in statuses]
+        return [place for name in names for place in self._given.get(name, [])]
 
     def run(self) -> None:
         try:
@@ -162,7 +177,7 @@ class Observer(threading.Thread):
         after = self._chain.places()
         now = time.monotonic()
         self.pods = {one["metadata"]["name"]: one for one in pods}
-        given = {one["metadata"]["name"]: places_of(one) for one in claims}
+        given = self._given = {one["metadata"]["name"]: places_of(one) for one in claims}
         allocated = [place for found in given.values() for place in found]
         self._orphans.note({place for place in before & after if place not in allocated}, now)
         for index, one in enumerate(allocated):
@@ -172,14 +187,12 @@ class Observer(threading.Thread):
         missing: set[object] = set()
         for pod in pods:
             runs = pod["status"].get("phase") == "Running"
-            if runs and "deletionTimestamp" not in pod["metadata"]:
-                names = [
-                    one.get("resourceClaimName")
-                    for one in pod["status"].get("resourceClaimStatuses", [])
-                ]
-                places = [place for name in names for place in given.get(name, [])]
-                if not set(places) <= before | after:
-                    missing.add(pod["metadata"]["uid"])
+            if (
+                runs
+                and "deletionTimestamp" not in pod["metadata"]
+                and not set(self.given(pod["metadata"]["name"])) <= before | after
+            ):
+                missing.add(pod["metadata"]["uid"])
         self._missing.note(missing, now)
 
     def _window(self, place: Place) -> int:
@@ -197,12 +210,15 @@ class Churn:
         seed: int = 0,
         forced: float = 0.3,
         every: int = _EVERY_PODS,
+        tell: Callable[[Outcome], object] = lambda outcome: None,
     ) -> None:
-        """``every`` so many pods one part is killed; 0: never."""
+        """``every`` so many pods one part is killed; 0: never. ``tell`` is called with each pod."""
         self.outcome = Outcome()
+        self._tell = tell
         self._chain, self._space, self._replica = there, space, replica
         self._chance = random.Random(seed)
         self._forced, self._every = forced, every
+        self._stuck_seconds = STUCK_SECONDS * (_REAL_KUBELET if there.node is not None else 1)
         self._prefix = "" if replica is not None else "stock-"
         self._observer = Observer(there, space, self.outcome)
         self._created: dict[str, float] = {}
@@ -247,6 +263,7 @@ class Churn:
         if self._chance.random() < _EARLY:
             self._early[name] = time.monotonic() + self._chance.uniform(0, _LIFE_SECONDS)
         self.outcome.made += 1
+        self._tell(self.outcome)
 
     def _look(self) -> None:
         """Note which pods run, and remove those that are stuck."""
@@ -263,9 +280,10 @@ class Churn:
                 self.outcome.latencies.append(now - created)
             elif (
                 pod["spec"].get("nodeName")
-                and now - self._bound.setdefault(name, now) > STUCK_SECONDS
+                and now - self._bound.setdefault(name, now) > self._stuck_seconds
             ):
                 (self.outcome.broken if self._is_broken(name) else self.outcome.stuck).append(name)
+                self.outcome.causes[name] = self._cause(name)
                 self._delete(name, at_once=True)
 
     def _is_broken(self, name: str) -> bool:
@@ -274,6 +292,20 @@ class Churn:
         lines = [line for line in self._chain.driver.log.splitlines() if claim in line]
         begun = any("unprepare failed for partially prepared claim" in line for line in lines)
         return begun and not any("prepare devices failed" in line for line in lines)
+
+    def _cause(self, name: str) -> str:
+        """What the kubelet, or else the scheduler, said of a pod the last time."""
+        path = f"{CORE}/namespaces/{self._space}/events?fieldSelector=involvedObject.name={name}"
+        found = [
+            one
+            for one in self._chain.api.items(path)
+            if one.get("source", {}).get("component") == "kubelet" or "Scheduling" in one["reason"]
+        ]
+        found.sort(
+            key=lambda one: (one["type"] == "Warning", int(one["metadata"]["resourceVersion"]))
+        )
+        given = ", ".join(map(str, self._observer.given(name)))
+        return f"{given}: {found[-1]['reason']}: {found[-1]['message']}" if found else given
 
     def _delete_some(self) -> None:
         now = time.monotonic()
@@ -316,6 +348,13 @@ class Churn:
         self.outcome.killed[victim] = self.outcome.killed.get(victim, 0) + 1
 
 
+def _tell(outcome: Outcome) -> None:
+    """Print how far it is, every hundred pods."""
+    if outcome.made % 100 == 0:
+        stuck = len(outcome.causes)
+        print(f"{time.strftime('%H:%M:%S')} {outcome.made} pods, {stuck} stuck", flush=True)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run it and print the figures."""
     parser = argparse.ArgumentParser(prog="python -m tests.kubernetes_e2e.churn")
@@ -331,6 +370,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     chosen = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up then, too
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sw-")))
         plane = stack.enter_context(Plane())
@@ -348,15 +388,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             replica.start()
             stack.callback(replica.kill)
         every = 0 if chosen.calm else _EVERY_PODS
-        churn = Churn(there, space, replica, chosen.seed, chosen.forced, every)
+        churn = Churn(there, space, replica, chosen.seed, chosen.forced, every, _tell)
         try:
             outcome = churn.run(chosen.pods)
         except BaseException:
             print(json.dumps(churn.outcome.table(), indent=2))
+            print(json.dumps(churn.outcome.causes, indent=2))
             print(plane.kubectl("get", "pods,resourceclaims", "-A", "-o", "wide"))
             print(there.places(), *there.kubelet.refusals[-5:] if there.kubelet else (), sep="\n")
             raise
     print(json.dumps(outcome.table(), indent=2))
+    for name, cause in outcome.causes.items():
+        print(f"{name}: {cause}")
     for refused in outcome.refused[:5]:
         print(refused)
     if chosen.json:

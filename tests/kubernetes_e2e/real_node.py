@@ -3,9 +3,9 @@
     with RealNode(plane, "node-1", machine, library, folder) as node:
         ...
 
-All of them have namespaces of their own for mounts and processes, so nothing outlives them. Pods
-use the network of the host, and an image with one static program (``dra_driver/container``). Needs
-root.
+All of them have namespaces of their own for mounts and processes, so nothing outlives them, and
+several nodes can be on one machine. Pods use the network of the host, and an image with one static
+program (``dra_driver/container``). Needs root.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from tests.kubernetes_e2e.programs import require_dra_driver, require_node
 from slicewise.fakedriver import Machine
 
 IMAGE = "slicewise.test/container:1"
+_PRIVATE = ("/run/containerd", "/var/lib/kubelet", "/var/log/containers")
+"""Folders that containerd and the kubelet use whatever their settings: sockets of containers and of
+device plugins, and links to logs."""
 _NAMESPACES = (
     *("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"),
-    # Otherwise the sockets of containers would stay behind in /run.
-    *(
-        "sh",
-        "-c",
-        "mkdir -p /run/containerd && mount -t tmpfs none /run/containerd && exec sleep inf",
-    ),
+    *("sh", "-ec"),
+    'for one; do mkdir -p "$one"; mount -t tmpfs none "$one"; done; exec sleep inf',
+    *("sh", *_PRIVATE),
 )
 _SETTINGS = """
 version = 3
@@ -87,6 +87,8 @@ class RealNode:
         self._programs = require_node()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._inside: list[str] = []
+        self._first = ""
+        """The first process in the namespaces; it ends when all others there have ended."""
 
     def __enter__(self) -> RealNode:
         try:
@@ -106,6 +108,9 @@ class RealNode:
         for process in reversed(self._processes.values()):
             process.kill()
             process.wait()
+        if self._first:
+            there = Path("/proc", self._first)
+            until("everything in the namespaces has ended", lambda: not there.exists())
         self._remove_control_groups()
 
     def log(self, part: str) -> str:
@@ -181,8 +186,9 @@ class RealNode:
             last = Path(f"/proc/{children[0]}/cmdline").read_text() if children else ""
             return children[0] if last.startswith("sleep") else ""
 
-        inner = until("the namespaces are made", first)
-        self._inside = [str(shutil.which("nsenter")), f"--target={inner}", "--mount", "--pid"]
+        self._first = until("the namespaces are made", first)
+        target = f"--target={self._first}"
+        self._inside = [str(shutil.which("nsenter")), target, "--mount", "--pid"]
 
     def _start_containerd(self) -> None:
         settings = self.folder / "containerd.toml"
@@ -250,7 +256,8 @@ class RealNode:
 
     def _remove_control_groups(self) -> None:
         """Remove the empty control groups that containers leave."""
-        for top in Path("/sys/fs/cgroup").glob("*/k8s.io"):
+        root = Path("/sys/fs/cgroup")
+        for top in [*root.glob("*/k8s.io"), *root.glob("k8s.io")]:  # of version 1, of version 2
             for one in [*top.iterdir(), top]:
                 if one.is_dir():
                     try:

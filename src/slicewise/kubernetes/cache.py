@@ -42,6 +42,7 @@ from slicewise.kubernetes.api import ResourceClaim
 from slicewise.kubernetes.api.common import parse_time
 from slicewise.kubernetes.claim_states import ClaimRecord, ClaimRecords, ClaimState
 from slicewise.kubernetes.cool_down import CoolDown
+from slicewise.kubernetes.cooling_notes import CoolingNote
 from slicewise.kubernetes.devices.pool_reading import PoolReading
 from slicewise.kubernetes.devices.pools import PoolKey, Pools
 from slicewise.kubernetes.journal import ControllerJournal
@@ -164,6 +165,14 @@ class ClusterCache:
         """Add or update a published pool."""
         if self.pools.publish(key, reading, home):
             self._place_unplaced()
+        self.cool_down.driver_changed(home, key[0], True)
+
+    def withdraw_pool(self, key: PoolKey) -> None:
+        """Withdraw a pool that is not published, or not completely."""
+        home = self.pools.home(key)
+        self.pools.withdraw(key)
+        if home:
+            self.cool_down.driver_changed(home, key[0], False)
 
     def _clear(self, gpus: set[int]) -> None:
         """Remove all claims from GPUs that are about to be removed."""
@@ -236,6 +245,44 @@ class ClusterCache:
             self._free(uid)
         cooled, self._cooled = self._cooled, []
         return cooled
+
+    def cooling(self) -> list[CoolingNote]:
+        """What cools down, for the next leader."""
+        late = self._clock() - self.cool_down.now()
+        notes = []
+        for uid in self.cool_down:
+            claim, until_latest = self._claims[uid], self.cool_down.times(uid)
+            namespace, _, name = claim.claim.partition("/")
+            until, latest = (round(time + late, 3) for time in until_latest)
+            notes.append(CoolingNote(namespace, name, uid, claim.devices, until, latest))
+        return notes
+
+    def resume_cooling(self, note: CoolingNote) -> None:
+        """Let slices cool down as a former leader has noted, unless more is known by now."""
+        record = self.records.get(note.uid)
+        if note.uid in self._claims or (record is not None and record.allocated):
+            return
+        found = [
+            self.pools.find((driver, pool), device)
+            for driver, pool, device in note.devices
+            if self.pools.knows(driver, pool)
+        ]
+        cluster = self.state.cluster
+        for gpu, place in filter(None, found):
+            placement = cluster.state(gpu).geometry.placement(*place)
+            if placement is None or not cluster.is_open(gpu, placement.number):
+                return  # given out since
+        if note.namespace not in self.state.tenants_by_name:
+            self._gone.add(note.namespace)
+        self._place_devices(note.claim, note.devices)
+        placed = self._claims.get(note.uid)
+        if placed is None:
+            return
+        late = self._clock() - self.cool_down.now()
+        home = self.pools.gpu(placed.gpus[0]).node_name
+        self.cool_down.resume(note.uid, home, note.until - late, note.latest - late)
+        if record is not None and record.state is ClaimState.PENDING:
+            self.records.move(record, ClaimState.COOLING)
 
     def assume(
         self, claim: ResourceClaim, instances: tuple[Instance, ...], labels: dict[str, str]

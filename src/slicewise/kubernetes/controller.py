@@ -21,7 +21,7 @@ from slicewise.control.policy_choices import PolicyChoices
 from slicewise.engine.rehearsal import Rehearsal
 from slicewise.engine.reservation_rules import ReservationRules
 from slicewise.journal.entries import Seconds
-from slicewise.kubernetes import cool_down
+from slicewise.kubernetes import cool_down, cooling_notes
 from slicewise.kubernetes.allocation_writer import AllocationWriter, Done
 from slicewise.kubernetes.api import ResourceClaim
 from slicewise.kubernetes.api_client import ApiClient
@@ -276,6 +276,7 @@ class Controller:
         self._cycle.update_queue()
         self.cache.journal.trouble = self._handlers.problem
         if deciding:
+            self.elector.note = cooling_notes.encode(self.cache.cooling())
             self._schedule()
         elif self.ready and self.elector.leads and self._fenced != self.elector.term:
             self._fence()
@@ -365,5 +366,11 @@ class Controller:
 
     def _fenced_now(self, term: int, done: bool) -> None:
         if done and term == self.elector.term:
+            for note in cooling_notes.decode(self.elector.note):
+                self.cache.resume_cooling(note)
             self._fenced = term
-            log.info("leading as %s", self.options.identity)
+            log.info(
+                "leading as %s; the slices of %d claims cool down",
+                self.options.identity,
+                self.cool_down.count,
+            )

@@ -25,6 +25,7 @@ from slicewise.kubernetes.api import (
     ResourceClaim,
     StorageClass,
 )
+from slicewise.kubernetes.api.common import parse_time
 from slicewise.kubernetes.cache import ClusterCache
 from slicewise.kubernetes.claim_client import FINALIZER
 from slicewise.kubernetes.claim_states import ClaimState
@@ -38,6 +39,7 @@ from slicewise.kubernetes.informer import (
     EVENTS,
     JOBS,
     KINDS,
+    KUBELET_STARTS,
     NAMESPACES,
     NODES,
     PODS,
@@ -145,7 +147,7 @@ class EventHandlers:
             homes = {gpu.node_name for gpu in reading.gpus} if reading else set()
             if reading is None or reading.trouble or len(homes) != 1:
                 # Deleted, incomplete, or not on one node: allocate nothing from it.
-                self._cache.pools.withdraw(key)
+                self._cache.withdraw_pool(key)
             else:
                 self._cache.set_pool(key, reading, homes.pop())
         self._slices.changed.clear()
@@ -227,7 +229,7 @@ class EventHandlers:
                 return set(self._cache.pools.rules)
             case JOBS.name:
                 return set(self._cycle.jobs.known)
-            case EVENTS.name:
+            case EVENTS.name | KUBELET_STARTS.name:
                 return set()  # what an event said stays true when the API has deleted it
         return set(self._node_resources.pods) | set(self._pending.pods)
 
@@ -254,6 +256,8 @@ class EventHandlers:
                 self._cache.pools.set_rule(thing)
             case Job():
                 self._lifetimes_changed(self._cycle.jobs.put(thing))
+            case KubeletEvent(reason="Starting"):
+                self._kubelet_started(thing)
             case KubeletEvent():
                 self.prepare_failures.event(thing)
 
@@ -280,6 +284,12 @@ class EventHandlers:
                 self._lifetimes_changed(self._cycle.jobs.drop(key))
             case PODS.name:
                 self._pod_deleted(key)
+
+    def _kubelet_started(self, event: KubeletEvent) -> None:
+        now = self._cache.now()
+        ago = max(0.0, now - parse_time(event.last_timestamp, now))
+        home = event.involved_object.name
+        self._cache.cool_down.kubelet_started(home, self._cycle.clock() - ago)
 
     def _volumes_of(self, kind: Kind) -> dict[str, Any]:
         volumes = self._volumes

@@ -82,6 +82,13 @@ EVENTS = Kind(
     essential=False,
 )
 JOBS = Kind("Jobs", "/apis/batch/v1/jobs", _as(Job), essential=False)
+KUBELET_STARTS = Kind(
+    "Starts of kubelets",
+    "/api/v1/events",
+    _as(KubeletEvent),
+    "reason=Starting,source=kubelet",
+    essential=False,
+)
 TAINT_RULES = Kind(
     "DeviceTaintRules",
     "/apis/resource.k8s.io/v1beta2/devicetaintrules",
@@ -99,6 +106,7 @@ KINDS = (
     VOLUME_CLAIMS,
     TAINT_RULES,
     JOBS,
+    KUBELET_STARTS,
     CLAIMS,
     PODS,
     EVENTS,

@@ -18,6 +18,8 @@ from slicewise.kubernetes.api.common import now_precise
 from slicewise.kubernetes.api_client import ApiClient, ConflictError, NotFoundError
 
 SECONDS = 15.0
+NOTE = "slicewise.dev/cooling"
+"""The annotation of the lease with the note for the next leader."""
 _MARGIN = 0.1
 """The share of the duration that a holder does not use, for clocks of different speed."""
 
@@ -58,6 +60,8 @@ class LeaderElector:
         self.trouble = ""
         self.holder = ""
         """The last known holder of the lease."""
+        self.note = ""
+        """What the lease carries for the next leader: at first, what the former one left."""
         self._lock = threading.Lock()
         """Guards ``_until``: a renewal must not overlook a lapse that `valid` has reported."""
         self._stop = threading.Event()
@@ -119,6 +123,8 @@ class LeaderElector:
             mine = over
         if not (mine or over or not self.holder):
             return
+        if not self.leads:
+            self.note = lease.metadata.annotations.get(NOTE, "")
         try:
             self._write("PUT", f"{self._path}/{self._name}", lease)
         except ConflictError:
@@ -149,6 +155,7 @@ class LeaderElector:
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
             "metadata": {"name": self._name, "namespace": self._namespace}
+            | ({"annotations": {NOTE: self.note}} if self.note else {})
             | ({} if old is None else {"resourceVersion": old.metadata.resource_version}),
             "spec": {
                 "holderIdentity": self.identity if holder is None else holder,

@@ -1,11 +1,13 @@
 """Bound pods that cannot start, because the driver cannot prepare their devices.
 
-The kubelet says so in an event, and tries again for ever. The pod keeps its slices meanwhile; if it
-vanishes, they cool down for longer. The pod and the operator are told what to do.
+The kubelet says so in an event, and tries again every 60 to 90 seconds, for ever. The pod keeps its
+slices meanwhile; if it vanishes, they cool down for longer. The pod and the operator are told what
+to do.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,6 +18,8 @@ from slicewise.kubernetes.stats import Stats
 
 CONDITION = "slicewise.dev/Prepared"
 FAILED, PREPARED = "PrepareFailed", "Prepared"
+_NOT_CALLED = re.compile("driver [^ ]+ is not registered")
+"""What the kubelet says if it could not call the driver at all, while that is started."""
 _WORDS = 500
 _NAMED = 3
 _REMEDY = (
@@ -62,13 +66,15 @@ class PrepareFailures:
             self._stats.prepare_failures += 1
         self._said[about.uid], self._keys[about.uid] = text, pod.metadata.key
         self._stats.prepares_failing = len(self._said)
-        self._cool_down.prepare_failed(about.uid)
+        if not _NOT_CALLED.search(event.message):
+            self._cool_down.prepare_failed(about.uid)
         self._report(pod, PrepareMessage(False, f"node {pod.spec.node_name}: {text}; {_REMEDY}"))
 
     def pod_changed(self, pod: Pod) -> None:
         """Note that a pod may have started."""
         if pod.metadata.uid in self._said and not _starts(pod):
             self._forget(pod.metadata.uid)
+            self._cool_down.prepared(pod.metadata.uid)
             if not pod.over:
                 self._report(pod, PrepareMessage(True, "the driver has prepared the devices"))
 

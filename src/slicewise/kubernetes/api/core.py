@@ -183,11 +183,13 @@ class ObjectReference(ApiObject, frozen=True):
 
 
 class KubeletEvent(ApiObject, frozen=True):
-    """An event of the kubelet about a pod."""
+    """An event of a kubelet, about a pod or its node."""
 
     metadata: Meta
     involved_object: ObjectReference = ObjectReference()
+    reason: str = ""
     message: str = ""
+    last_timestamp: str | None = None
 
 
 # Leases

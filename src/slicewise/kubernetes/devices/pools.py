@@ -88,6 +88,11 @@ class Pools:
         """Whether a pool is known: published, or withdrawn and still in use."""
         return (driver, pool) in self._pools
 
+    def home(self, key: PoolKey) -> str:
+        """The Kubernetes node of a pool; empty if the pool is not known."""
+        pool = self._pools.get(key)
+        return "" if pool is None else pool.home
+
     def publish(self, key: PoolKey, reading: PoolReading, home: str) -> bool:
         """Add or update a pool; returns whether its nodes are new."""
         pool = self._pools.get(key)
