@@ -46,6 +46,7 @@ CONTROLLERS = (
     "taint-eviction-controller",
     "device-taint-eviction-controller",
     "job-controller",
+    "statefulset-controller",
     "deployment-controller",
     "replicaset-controller",
     "persistentvolume-binder-controller",

@@ -82,6 +82,22 @@ def test_the_chart_renders_the_manifests(helm: Path, tmp_path: Path) -> None:
         assert by_name(chart)[name] == one, name
 
 
+@pytest.mark.parametrize(("folder", "value"), [("unmodified-pods", "unmodifiedPods")])
+def test_the_chart_renders_the_optional_manifests(
+    helm: Path, tmp_path: Path, folder: str, value: str
+) -> None:
+    plain = [
+        one
+        for file in sorted((DEPLOY / "kubernetes" / folder).glob("*.yaml"))
+        for one in yaml.safe_load_all(file.read_text())
+    ]
+    without = by_name(rendered(helm, tmp_path))
+    chart = by_name(rendered(helm, tmp_path, **{value: {"enabled": True}}))
+    assert chart.keys() - without.keys() == by_name(plain).keys()
+    for name, one in by_name(plain).items():
+        assert chart[name] == one, name
+
+
 def test_the_chart_passes_lint(helm: Path, tmp_path: Path) -> None:
     done = call(helm, tmp_path, "lint", "--strict", str(CHART))
     assert done.returncode == 0, done.stdout

@@ -23,7 +23,7 @@ from slicewise.engine.reservation_rules import ReservationRules
 from slicewise.journal.entries import Seconds
 from slicewise.kubernetes import cool_down
 from slicewise.kubernetes.allocation_writer import AllocationWriter, Done
-from slicewise.kubernetes.api import ResourceClaim
+from slicewise.kubernetes.api import Pod, ResourceClaim
 from slicewise.kubernetes.api_client import ApiClient
 from slicewise.kubernetes.cache import ClusterCache
 from slicewise.kubernetes.claim_client import ClaimClient
@@ -31,7 +31,7 @@ from slicewise.kubernetes.conflicts import Conflicts, When
 from slicewise.kubernetes.cool_down import CoolDown
 from slicewise.kubernetes.cycle import Cycle
 from slicewise.kubernetes.event_handlers import EventHandlers
-from slicewise.kubernetes.event_recorder import EventRecorder
+from slicewise.kubernetes.event_recorder import TEMPLATE, EventRecorder, PlacementMessage
 from slicewise.kubernetes.informer import KINDS, Watch, WatchNotification
 from slicewise.kubernetes.leader_election import LeaderElector
 from slicewise.kubernetes.namespace_annotations import Unreadable
@@ -147,6 +147,7 @@ class Controller:
             self.stats,
             self._inbox.put,
             lambda claim: self._handlers.claim_read(claim),
+            lambda pod, text: self._tell(pod, text),
         )
         self._handlers = EventHandlers(
             self.cache,
@@ -288,6 +289,7 @@ class Controller:
             self.quarantine.summary(),
             self._handlers.prepare_failures.summary(),
             self._handlers.degraded,
+            self._writer.templates.summary(),
         )
         self.warnings = tuple(filter(None, sources))
 
@@ -303,6 +305,10 @@ class Controller:
                 pass
             case _:
                 self._handlers.handle(message)
+
+    def _tell(self, pod: Pod, text: str) -> None:
+        """Tell a pod why it has no claim."""
+        self._recorder.report(pod, PlacementMessage(False, TEMPLATE, text))
 
     def choose(self, rehearsal: Rehearsal, told: Callable[[str], None]) -> None:
         """Use the winner of a rehearsal; callable from any thread."""
@@ -348,6 +354,7 @@ class Controller:
         if not leads:
             self._cycle.drop_reservations()
             self.quarantine.clear()
+            self._writer.templates.clear()
             log.info("lost the lease of the leader")
 
     def _fence(self) -> None:

@@ -73,6 +73,7 @@ class PodClaim(ApiObject, frozen=True):
 
     name: str
     resource_claim_name: str | None = None
+    resource_claim_template_name: str | None = None
 
 
 class Toleration(ApiObject, frozen=True):
