@@ -143,6 +143,25 @@ class Plane:
             raise RuntimeError(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
         return done.stdout
 
+    def plugin(self, *arguments: str, kubeconfig: Path | None = None) -> str:
+        """What ``kubectl slicewise`` prints, with the rights of a kubeconfig."""
+        done = subprocess.run(
+            [self.programs / "kubectl", "slicewise", *arguments],
+            env={
+                **os.environ,
+                "HOME": str(self.folder),
+                "KUBECONFIG": str(kubeconfig or self.kubeconfig),
+                "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            },
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_SECONDS,
+            check=False,
+        )
+        if done.returncode:
+            raise RuntimeError(f"kubectl slicewise {' '.join(arguments)}: {done.stderr.strip()}")
+        return done.stdout
+
     def token_of(self, service_account: str) -> str:
         """A token of a ServiceAccount, given as namespace/name, for a day."""
         namespace, name = service_account.split("/")

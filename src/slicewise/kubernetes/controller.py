@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -32,7 +32,7 @@ from slicewise.kubernetes.cool_down import CoolDown
 from slicewise.kubernetes.cycle import Cycle
 from slicewise.kubernetes.event_handlers import EventHandlers
 from slicewise.kubernetes.event_recorder import TEMPLATE, EventRecorder, PlacementMessage
-from slicewise.kubernetes.informer import KINDS, Watch, WatchNotification
+from slicewise.kubernetes.informer import KINDS, Listed, Watch, WatchNotification
 from slicewise.kubernetes.leader_election import LeaderElector
 from slicewise.kubernetes.namespace_annotations import Unreadable
 from slicewise.kubernetes.node_resources import NodeResources
@@ -256,6 +256,13 @@ class Controller:
         if not self._decided and self.elector.leads:  # a renewal of the lease posts no message
             return _RETRY_SECONDS if wait is None else min(wait, _RETRY_SECONDS)
         return wait
+
+    def show(self, pages: Iterable[Listed]) -> None:
+        """Apply lists of objects, for a look at the cluster; nothing is decided."""
+        for page in pages:
+            self._handle(page)
+        self._handlers.read_pools()
+        self._cycle.update_queue()
 
     def step(self, seconds: float | None) -> None:
         """Handle the queue, waiting up to ``seconds`` for its first item, then run a cycle."""
