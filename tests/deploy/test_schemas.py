@@ -29,6 +29,7 @@ VALUES: tuple[tuple[str, ...], ...] = (
         "podAnnotations.team=gpu",
         "priorityClassName=system-cluster-critical",
         "unmodifiedPods.enabled=true",
+        "preemption.classes={urgent}",
     ),
 )
 

@@ -47,6 +47,7 @@ CONTROLLERS = (
     "device-taint-eviction-controller",
     "job-controller",
     "statefulset-controller",
+    "disruption-controller",
     "deployment-controller",
     "replicaset-controller",
     "persistentvolume-binder-controller",
@@ -148,7 +149,7 @@ class Plane:
         done = subprocess.run(
             [self.programs / "kubectl", "slicewise", *arguments],
             env={
-                **os.environ,
+                **{key: value for key, value in os.environ.items() if key != "COLUMNS"},
                 "HOME": str(self.folder),
                 "KUBECONFIG": str(kubeconfig or self.kubeconfig),
                 "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",

@@ -80,11 +80,11 @@ class AllocationWriter:
             claim_client,
             cache.records,
             quarantine,
-            self._in_background,
+            self.in_background,
             lambda claim: self._claim_read(claim),
         )
         self.templates = ClaimTemplates(
-            pending, self._create_template, self._in_background, tell, lambda: cycle.clock()
+            pending, self._create_template, self.in_background, tell, lambda: cycle.clock()
         )
         self._backoff = ObjectBackoff(lambda: cycle.clock())
         """Of claims that the API refused to confirm or to deallocate."""
@@ -97,9 +97,11 @@ class AllocationWriter:
         """Finish the writes in flight."""
         self._writers.shutdown(cancel_futures=True)
 
-    def _in_background(
+    def in_background(
         self, work: Callable[[], Any], then: Callable[[Any, SlicewiseError | None], None]
     ) -> None:
+        """Run a call in a writer thread, and ``then`` with its outcome in the controller's."""
+
         def call() -> None:
             try:
                 result, error = work(), None
@@ -128,7 +130,7 @@ class AllocationWriter:
 
     def write(self, decision: Decision) -> None:
         """Start the write of a decision."""
-        self._in_background(
+        self.in_background(
             lambda: self._claim_client.allocate(decision),
             lambda result, error: self._written(decision, result, error),
         )
@@ -187,7 +189,7 @@ class AllocationWriter:
             if error is not None:  # repeated at the next change of the pod
                 log.info("cannot record the claims of pod %s: %s", pod.metadata.key, error)
 
-        self._in_background(lambda: self._claim_client.record_claims(pod, claims), done)
+        self.in_background(lambda: self._claim_client.record_claims(pod, claims), done)
 
     def _create_template(self, body: dict[str, Any]) -> None:
         path = f"{RESOURCE}/namespaces/{body['metadata']['namespace']}/resourceclaimtemplates"
@@ -257,7 +259,7 @@ class AllocationWriter:
                     self._records.move(record, ClaimState.WRITTEN)
             self._finish(result or claim, again=error is not None)
 
-        self._in_background(lambda: self._claim_client.deallocate(claim), done)
+        self.in_background(lambda: self._claim_client.deallocate(claim), done)
 
     def _note_refusal(self, claim: ResourceClaim, what: str, error: SlicewiseError | None) -> None:
         """Note the outcome of a write to an allocation: a refused one is repeated later."""
@@ -360,7 +362,7 @@ class AllocationWriter:
                 self._records.conclude(record)
             self._finish(result or claim, again=error is not None)
 
-        self._in_background(lambda: self._claim_client.confirm(claim, confirmed, why), done)
+        self.in_background(lambda: self._claim_client.confirm(claim, confirmed, why), done)
 
     # Taking over
 

@@ -32,11 +32,13 @@ from slicewise.kubernetes.cool_down import CoolDown
 from slicewise.kubernetes.cycle import Cycle
 from slicewise.kubernetes.event_handlers import EventHandlers
 from slicewise.kubernetes.event_recorder import TEMPLATE, EventRecorder, PlacementMessage
+from slicewise.kubernetes.evictions import EvictionClient, Evictions
 from slicewise.kubernetes.informer import KINDS, Listed, Watch, WatchNotification
 from slicewise.kubernetes.leader_election import LeaderElector
 from slicewise.kubernetes.namespace_annotations import Unreadable
 from slicewise.kubernetes.node_resources import NodeResources
 from slicewise.kubernetes.pending_claims import PendingClaims, owning_pod
+from slicewise.kubernetes.preemption import PreemptionRules
 from slicewise.kubernetes.quarantine import Quarantine
 from slicewise.kubernetes.stats import Stats
 from slicewise.kubernetes.volumes import Volumes
@@ -68,6 +70,7 @@ class ControllerOptions:
     """The limit of a namespace in place of one that cannot be read."""
     hold_back: When = "auto"
     """When pods are held back until no other claim can have the same slices."""
+    preemption: PreemptionRules = field(default_factory=PreemptionRules)
     cool_down: float = cool_down.SECONDS
     """How long slices are not given out again after a pod vanished; 0: not at all."""
 
@@ -136,6 +139,7 @@ class Controller:
             self.quarantine,
             self.stats,
             options.reservations,
+            preemption=options.preemption,
         )
         self._writer = AllocationWriter(
             ClaimClient(api, self.elector.valid),
@@ -148,6 +152,13 @@ class Controller:
             self._inbox.put,
             lambda claim: self._handlers.claim_read(claim),
             lambda pod, text: self._tell(pod, text),
+        )
+        self._evictions = Evictions(
+            EvictionClient(api, self.elector.valid),
+            self._cycle.preemption,
+            self._writer.in_background,
+            self._recorder,
+            self.stats,
         )
         self._handlers = EventHandlers(
             self.cache,
@@ -297,6 +308,7 @@ class Controller:
             self._handlers.prepare_failures.summary(),
             self._handlers.degraded,
             self._writer.templates.summary(),
+            self._evictions.problem,
         )
         self.warnings = tuple(filter(None, sources))
 
@@ -340,13 +352,15 @@ class Controller:
         # 4. Write the allocations of the pods that were placed.
         for decision in decisions:
             self._writer.write(decision)
-        # 5. Revoke allocations that their pod cannot use.
+        # 5. Evict pods for others of a higher priority, if the operator allows that.
+        self._evictions.step()
+        # 6. Revoke allocations that their pod cannot use.
         for claim in (*self._cycle.take_given_up(), *self._cycle.unbound.take_stuck()):
             self._writer.revoke(claim)
-        # 6. Repeat writes that the API refused a while ago; try quarantined claims again.
+        # 7. Repeat writes that the API refused a while ago; try quarantined claims again.
         self._writer.retry()
         self._writer.fencing.retry()
-        # 7. Report to each pod why it waits, or that it was placed.
+        # 8. Report to each pod why it waits, or that it was placed.
         for key, message in self._cycle.take_messages():
             if key in self.pending.pods and not self._recorder.report(
                 self.pending.pods[key], message
@@ -362,6 +376,7 @@ class Controller:
             self._cycle.drop_reservations()
             self.quarantine.clear()
             self._writer.templates.clear()
+            self._evictions.clear()
             log.info("lost the lease of the leader")
 
     def _fence(self) -> None:

@@ -25,6 +25,7 @@ from slicewise.kubernetes.api.core import (
     Namespace,
     Node,
     Pod,
+    PodDisruptionBudget,
     Taint,
     Toleration,
 )
@@ -73,6 +74,7 @@ __all__ = [
     "PersistentVolume",
     "PersistentVolumeClaim",
     "Pod",
+    "PodDisruptionBudget",
     "Pool",
     "Requirement",
     "ResourceClaim",
