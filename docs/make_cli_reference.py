@@ -12,6 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import typer
+
+from slicewise.cli.kubectl import PROGRAM, app
 from slicewise.cli.main import command
 
 TARGET = Path(__file__).resolve().parent / "cli.md"
@@ -39,7 +42,12 @@ def reference() -> str:
     width = os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = "80"
     try:
-        parts = [INTRODUCTION, *_sections(command, "slicewise", None)]
+        plugin = typer.main.get_command(app)
+        parts = [
+            INTRODUCTION,
+            *_sections(command, "slicewise", None),
+            *_sections(plugin, PROGRAM, None),
+        ]
     finally:
         if width is None:
             del os.environ["COLUMNS"]

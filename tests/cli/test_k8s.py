@@ -130,3 +130,8 @@ def test_without_the_client_it_says_what_to_install(nowhere: Path) -> None:
     assert done.returncode == 2
     assert "slicewise[k8s]" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_priority_class_that_cannot_exist_is_refused(nowhere: Path) -> None:
+    line = refused("--kubeconfig", str(nowhere), "--preempt-for", "urgent,critical")
+    assert "--preempt-for 'urgent,critical' is no name of a priority class" in line

@@ -92,8 +92,8 @@ def test_prometheus_scrapes_the_service_and_has_our_rules(server: Server, tmp_pa
     file = tmp_path / "prometheus.yml"
     file.write_text(yaml.safe_dump(config))
     listen = f"127.0.0.1:{free_port()}"
-    command = [
-        program(), f"--config.file={file}", f"--storage.tsdb.path={tmp_path / 'data'}",
+    command: list[str] = [
+        str(program()), f"--config.file={file}", f"--storage.tsdb.path={tmp_path / 'data'}",
         f"--web.listen-address={listen}",
     ]  # fmt: skip
     with (tmp_path / "log").open("wb") as log:

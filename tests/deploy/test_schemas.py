@@ -28,6 +28,8 @@ VALUES: tuple[tuple[str, ...], ...] = (
         "nodeSelector.role=control",
         "podAnnotations.team=gpu",
         "priorityClassName=system-cluster-critical",
+        "unmodifiedPods.enabled=true",
+        "preemption.classes={urgent}",
     ),
 )
 

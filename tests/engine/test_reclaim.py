@@ -19,11 +19,12 @@ from slicewise.core.errors import SlicewiseError
 from slicewise.core.request import Reason, Rejection, Request
 from slicewise.core.states import ILLEGAL
 from slicewise.engine.queue import Queue, Ticket
-from slicewise.engine.reclaim import Claim, Notice, Reclaim, ReclaimRules, Victim
+from slicewise.engine.reclaim import Claim, Notice, Reclaim, ReclaimRules
 from slicewise.engine.reservation_rules import ReservationRules
 from slicewise.engine.reservations import LineKey, Reservations, Window
 from slicewise.engine.scheduler import Scheduler
 from slicewise.engine.shares import Entitlement, Shares
+from slicewise.engine.victims import Victim
 
 A100, A30 = (load_geometry(name) for name in ("A100-80GB", "A30-24GB"))
 SEEDS = st.integers(0, 1 << 32)

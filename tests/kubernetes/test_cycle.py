@@ -22,6 +22,7 @@ from slicewise.kubernetes.cycle import Cycle
 from slicewise.kubernetes.devices.pool_reading import Library, read_pool
 from slicewise.kubernetes.node_resources import NodeResources
 from slicewise.kubernetes.pending_claims import PendingClaims
+from slicewise.kubernetes.preemption import PreemptionRules
 from slicewise.kubernetes.quarantine import Quarantine
 from slicewise.kubernetes.stats import Stats
 from slicewise.kubernetes.unbound_pods import STUCK_SECONDS
@@ -33,7 +34,13 @@ LIBRARY = Library()
 class Scene:
     """A small cluster and its cycle, without an API: tests change the claims."""
 
-    def __init__(self, *nodes: str, gpus: int = 1, rules: ReservationRules | None = None) -> None:
+    def __init__(
+        self,
+        *nodes: str,
+        gpus: int = 1,
+        rules: ReservationRules | None = None,
+        preempt: Sequence[str] = (),
+    ) -> None:
         self.now = 0.0
         self.cache = ClusterCache("default", lambda: self.now, lambda: "")
         self.pending, self.node_resources, self.stats = PendingClaims(), NodeResources(), Stats()
@@ -49,6 +56,7 @@ class Scene:
             self.stats,
             rules or ReservationRules(),
             lambda: self.now,
+            PreemptionRules(frozenset(preempt)),
         )
         for name in nodes:
             self.node_resources.node_changed(node(name))

@@ -46,6 +46,8 @@ CONTROLLERS = (
     "taint-eviction-controller",
     "device-taint-eviction-controller",
     "job-controller",
+    "statefulset-controller",
+    "disruption-controller",
     "deployment-controller",
     "replicaset-controller",
     "persistentvolume-binder-controller",
@@ -140,6 +142,25 @@ class Plane:
         )
         if done.returncode:
             raise RuntimeError(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
+        return done.stdout
+
+    def plugin(self, *arguments: str, kubeconfig: Path | None = None) -> str:
+        """What ``kubectl slicewise`` prints, with the rights of a kubeconfig."""
+        done = subprocess.run(
+            [self.programs / "kubectl", "slicewise", *arguments],
+            env={
+                **{key: value for key, value in os.environ.items() if key != "COLUMNS"},
+                "HOME": str(self.folder),
+                "KUBECONFIG": str(kubeconfig or self.kubeconfig),
+                "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            },
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_SECONDS,
+            check=False,
+        )
+        if done.returncode:
+            raise RuntimeError(f"kubectl slicewise {' '.join(arguments)}: {done.stderr.strip()}")
         return done.stdout
 
     def token_of(self, service_account: str) -> str:

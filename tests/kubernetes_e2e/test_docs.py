@@ -26,10 +26,12 @@ from tests.kubernetes_e2e.plane import Plane
 from tests.kubernetes_e2e.replica import running
 from tests.kubernetes_e2e.test_helm import by_name, rendered
 from tests.kubernetes_e2e.test_install import ACCOUNT, LEASE, as_installed
+from tests.kubernetes_e2e.test_unmodified_pods import until_in_force
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "kubernetes.md"
 INSTALL = "kubectl apply -f deploy/kubernetes/"
+REWRITE = "kubectl apply -f deploy/kubernetes/unmodified-pods/"
 LOOKS = 50
 LEAVE = "kubectl delete --wait=false -f deploy/kubernetes/"
 
@@ -94,6 +96,8 @@ class Reader:
 
     def _say(self, words: list[str], expected: str) -> str:
         """The output of a command; one that only reads is repeated until its output matches."""
+        if words[0] == "slicewise":
+            return self.plane.plugin(*words[1:])
         said = self.plane.kubectl(*words)
         looks = not {"get", "describe"}.isdisjoint(words)
         for _ in range(LOOKS if looks else 0):
@@ -117,6 +121,8 @@ class Reader:
             controller.enter_context(running(account, self.folder, *flags))
             self.controllers.append(self.stack.enter_context(controller))
             until("it leads", lambda: self.plane.api.find(LEASE))
+        if line == REWRITE:
+            until_in_force(self.plane)
         told = _in_columns(expected), _in_columns(said)
         compare(f"{where}, {line}", *told, Placeholders(of_service=False))
 

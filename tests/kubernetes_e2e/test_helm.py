@@ -82,6 +82,28 @@ def test_the_chart_renders_the_manifests(helm: Path, tmp_path: Path) -> None:
         assert by_name(chart)[name] == one, name
 
 
+@pytest.mark.parametrize(
+    ("folder", "values"),
+    [
+        ("unmodified-pods", {"unmodifiedPods": {"enabled": True}}),
+        ("preemption", {"preemption": {"classes": ["urgent"]}}),
+    ],
+)
+def test_the_chart_renders_the_optional_manifests(
+    helm: Path, tmp_path: Path, folder: str, values: Json
+) -> None:
+    plain = [
+        one
+        for file in sorted((DEPLOY / "kubernetes" / folder).glob("*.yaml"))
+        for one in yaml.safe_load_all(file.read_text())
+    ]
+    without = by_name(rendered(helm, tmp_path))
+    chart = by_name(rendered(helm, tmp_path, **values))
+    assert chart.keys() - without.keys() == by_name(plain).keys()
+    for name, one in by_name(plain).items():
+        assert chart[name] == one, name
+
+
 def test_the_chart_passes_lint(helm: Path, tmp_path: Path) -> None:
     done = call(helm, tmp_path, "lint", "--strict", str(CHART))
     assert done.returncode == 0, done.stdout
@@ -137,6 +159,7 @@ def test_values_are_applied(helm: Path, tmp_path: Path) -> None:
         drivers=["gpu.nvidia.com", "other.example"],
         port=8443,
         podDisruptionBudget={"create": False},
+        preemption={"classes": ["urgent", "critical"]},
     )
     names = by_name(objects)
     assert names["Deployment slicewise"]["spec"]["replicas"] == 3
@@ -152,6 +175,7 @@ def test_values_are_applied(helm: Path, tmp_path: Path) -> None:
     assert container["image"] == "registry.example/slicewise:7"
     assert container["resources"]["limits"]["memory"] == "8Gi"
     assert container["livenessProbe"]["httpGet"]["scheme"] == "HTTPS"
+    assert {"--preempt-for=urgent", "--preempt-for=critical"} <= set(container["args"])
     flags = {"--policy=best-fit", "--reserve-after=10m", "--listen=0.0.0.0:8443"}
     assert flags <= set(container["args"])
     assert "--tls-cert=/etc/slicewise/tls/tls.crt" in container["args"]

@@ -7,10 +7,13 @@ import sys
 _NEEDED = {"numpy", "rich", "typer"}
 
 
-def main() -> None:
+def main(plugin: bool = False) -> None:
     """Run the command line and exit."""
     try:
-        from slicewise.cli.main import run
+        if plugin:
+            from slicewise.cli.kubectl import run
+        else:
+            from slicewise.cli.main import run
     except ModuleNotFoundError as error:
         if error.name not in _NEEDED:
             raise
@@ -19,6 +22,11 @@ def main() -> None:
             "includes it (service, k8s, lab); an agent needs none: python -m slicewise.agent"
         )
     run()
+
+
+def kubectl() -> None:
+    """Run the plugin of kubectl and exit."""
+    main(plugin=True)
 
 
 if __name__ == "__main__":  # worker processes import this module too

@@ -82,6 +82,14 @@ def k8s(
             help="How long a pod is held back while claims of other classes compete for its GPU.",
         ),
     ] = 5.0,
+    preempt_for: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CLASS",
+            help="Evict pods of lower priorities for waiting pods of this priority class; may be "
+            "repeated (default: no pod is evicted).",
+        ),
+    ] = None,
     cool_down: Annotated[
         str,
         typer.Option(
@@ -149,6 +157,7 @@ def k8s(
         from slicewise.engine.reservation_rules import ReservationRules
         from slicewise.kubernetes.api_client import ApiClient
         from slicewise.kubernetes.controller import Controller, ControllerOptions
+        from slicewise.kubernetes.preemption import PreemptionRules
         from slicewise.kubernetes.rate_limit import RequestLimits
     except ModuleNotFoundError as error:
         raise SlicewiseError(
@@ -161,6 +170,7 @@ def k8s(
         identity=identity or f"{socket.gethostname()}-{secrets.token_hex(3)}",
         lease_seconds=lease_seconds,
         reservations=ReservationRules(_seconds("--reserve-after", reserve_after), reserve_share),
+        preemption=PreemptionRules(_class_names("--preempt-for", preempt_for or [])),
         settle_seconds=settle_seconds,
         hold_back=cast("When", _one_of("--hold-back", hold_back, _HOLD_BACK)),
         unreadable_quota=cast(
@@ -191,6 +201,18 @@ def _one_of(flag: str, text: str, known: tuple[str, ...]) -> str:
     if text not in known:
         raise UnknownNameError(flag, text, known)
     return text
+
+
+_CLASS_NAME = re.compile("[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+
+
+def _class_names(flag: str, names: list[str]) -> frozenset[str]:
+    for name in names:
+        if not _CLASS_NAME.fullmatch(name):
+            raise SlicewiseError(
+                f"{flag} {name!r} is no name of a priority class: repeat the flag for several"
+            )
+    return frozenset(names)
 
 
 _LONGEST_SECONDS = 3600.0

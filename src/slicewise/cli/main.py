@@ -6,6 +6,7 @@ import io
 import signal
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import typer
 from typer.core import TyperGroup
@@ -42,21 +43,23 @@ for _lazy in commands():
     command.add_command(_lazy)
 
 
-def run(arguments: Sequence[str] | None = None) -> None:
+def run(
+    arguments: Sequence[str] | None = None, which: Any = command, name: str = "slicewise"
+) -> None:
     """Run the command line and exit: 0 success, 2 error, 130 interrupted, 141 broken pipe."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may lack characters
         sys.stdout.reconfigure(errors="backslashreplace")
-    sys.exit(exit_status(sys.argv[1:] if arguments is None else arguments))
+    sys.exit(exit_status(sys.argv[1:] if arguments is None else arguments, which, name))
 
 
-def exit_status(arguments: Sequence[str]) -> int:
+def exit_status(arguments: Sequence[str], which: Any = command, name: str = "slicewise") -> int:
     """Run the command line; print errors as one line."""
     try:
-        status = command(list(arguments), prog_name="slicewise", standalone_mode=False)
+        status = which(list(arguments), prog_name=name, standalone_mode=False)
     except SlicewiseError as error:
-        return _refuse(str(error))
+        return _refuse(str(error), name)
     except typer.TyperException as error:
-        return _refuse(_usage_problem(error))
+        return _refuse(_usage_problem(error), name)
     except (typer.Abort, KeyboardInterrupt):
         typer.echo("interrupted", err=True)
         return 130
@@ -93,7 +96,7 @@ def _usage_problem(error: typer.TyperException) -> str:
     return f"{formatted.strip()} (see '{command} --help')"
 
 
-def _refuse(problem: str) -> int:
+def _refuse(problem: str, name: str = "slicewise") -> int:
     one_line = " ".join(problem.split())
-    typer.echo(f"slicewise: error: {one_line}", err=True)
+    typer.echo(f"{name}: error: {one_line}", err=True)
     return 2

@@ -15,7 +15,8 @@ from slicewise.control.allocations import Allocations
 from slicewise.control.unit_of_work import UnitOfWork
 from slicewise.core.cluster import Instance
 from slicewise.core.request import Reason
-from slicewise.engine.reclaim import Notice, Reclaim, ReclaimRules, Victim
+from slicewise.engine.reclaim import Notice, Reclaim, ReclaimRules
+from slicewise.engine.victims import Victim
 from slicewise.journal.entries import (
     AllocationRecord,
     Cause,

@@ -24,6 +24,7 @@ from slicewise.core.states import ILLEGAL
 from slicewise.engine.queue import Line, Queue, Ticket
 from slicewise.engine.reservations import LineKey, Reservations, Window
 from slicewise.engine.scheduler import Scheduler
+from slicewise.engine.victims import Victim, cleared_windows
 
 LOOK_AT = 256
 """The number of GPUs that are searched for the best window; those with more free slices first."""
@@ -59,22 +60,6 @@ class ReclaimRules:
     def most(self, gpus: int) -> int:
         """The most claimed windows at a time, among so many GPUs of a model."""
         return max(1, gpus // _SHARE) if gpus else 0
-
-
-class Victim(NamedTuple):
-    """A preemptible allocation that may be ended."""
-
-    id: str
-    tenant: str
-    priority: int
-    since: float
-    """When it was placed."""
-    instances: tuple[Instance, ...]
-
-    @property
-    def slices(self) -> int:
-        """Its memory slices."""
-        return sum(one.size for one in self.instances)
 
 
 class Notice(NamedTuple):
@@ -203,42 +188,37 @@ class Reclaim:
         fewest slices, the youngest.
         """
         key = line.key
-        owner = {one.id: victim for victim in victims for one in victim.instances}
+        victims = list(victims)
         models = self._below_caps(key)
         most = self._room(key.tenant)
         best: tuple[tuple[object, ...], Claim] | None = None
-        for gpu in self._candidates({one.gpu for v in owner.values() for one in v.instances}):
-            state = self._cluster.state(gpu)
-            held = self._reservations.on(gpu)
-            if state.geometry not in models or (held is not None and not _own(held, key)):
+        gpus = self._candidates({one.gpu for v in victims for one in v.instances})
+        usable = (gpu for gpu in gpus if self._may_claim_on(gpu, key, models))
+        for gpu, placement, waste, ended in cleared_windows(
+            self._cluster, key.request, usable, victims
+        ):
+            if placement.profile.size > most or not _all_may_end(ended, surplus):
                 continue
-            wastes = {profile: waste for waste, profile in key.request.candidates(state.geometry)}
-            residents = [
-                ((1 << one.size) - 1 << one.start, owner.get(one.id))
-                for one in self._cluster.instances_on(gpu)
-            ]
-            for placement in state.geometry.placements:
-                waste = wastes.get(placement.profile)
-                if waste is None or placement.profile.size > most:
-                    continue
-                ended = _all_of([v for mask, v in residents if mask & placement.window], surplus)
-                if not ended:
-                    continue
-                rank = (
-                    len(ended),
-                    max(victim.priority for victim in ended),
-                    sum(victim.slices for victim in ended),
-                    -min(victim.since for victim in ended),
-                    waste,
-                    gpu,
-                    placement.start,
-                )
-                if best is not None and best[0] < rank:
-                    continue
-                if self._cluster.once_cleared(gpu, placement.number) != ILLEGAL:
-                    window = Window(gpu, placement.number, now + self.rules.notice, claimed=True)
-                    best = rank, Claim(key, window, ended)
+            rank = (
+                len(ended),
+                max(victim.priority for victim in ended),
+                sum(victim.slices for victim in ended),
+                -min(victim.since for victim in ended),
+                waste,
+                gpu,
+                placement.start,
+            )
+            if best is not None and best[0] < rank:
+                continue
+            if self._cluster.once_cleared(gpu, placement.number) != ILLEGAL:
+                window = Window(gpu, placement.number, now + self.rules.notice, claimed=True)
+                best = rank, Claim(key, window, ended)
         return None if best is None else best[1]
+
+    def _may_claim_on(self, gpu: int, line: LineKey, models: set[Geometry]) -> bool:
+        held = self._reservations.on(gpu)
+        mine = held is None or _own(held, line)
+        return mine and self._cluster.state(gpu).geometry in models
 
     def _below_caps(self, line: LineKey) -> set[Geometry]:
         """The models of which another window may be claimed for a line."""
@@ -307,18 +287,9 @@ def _own(held: tuple[LineKey, Window], line: LineKey) -> bool:
     return held[0] == line and not held[1].claimed
 
 
-def _all_of(
-    residents: Iterable[Victim | None], surplus: Callable[[str], int]
-) -> tuple[Victim, ...]:
-    """The allocations that end if these do; none if one of them must stay."""
-    ended: dict[str, Victim] = {}
-    for victim in residents:
-        if victim is None:
-            return ()
-        ended[victim.id] = victim
+def _all_may_end(ended: Iterable[Victim], surplus: Callable[[str], int]) -> bool:
+    """Whether no tenant falls below its guarantee if these allocations end."""
     lost: Counter[str] = Counter()
-    for victim in ended.values():
+    for victim in ended:
         lost[victim.tenant] += victim.slices
-    if any(surplus(tenant) < slices for tenant, slices in lost.items()):
-        return ()
-    return tuple(sorted(ended.values()))
+    return all(surplus(tenant) >= slices for tenant, slices in lost.items())

@@ -19,9 +19,11 @@ from slicewise.kubernetes.backoff import ObjectBackoff
 from slicewise.kubernetes.cache import ClusterCache
 from slicewise.kubernetes.claim_client import ClaimClient, Decision, NotWrittenError, is_refusal
 from slicewise.kubernetes.claim_states import IN_FLIGHT, ClaimRecord, ClaimState
+from slicewise.kubernetes.claim_templates import ClaimTemplates
 from slicewise.kubernetes.conflicts import Conflicts
 from slicewise.kubernetes.cycle import Cycle
 from slicewise.kubernetes.fencing import Fencing
+from slicewise.kubernetes.informer import RESOURCE
 from slicewise.kubernetes.pending_claims import PendingClaims, single_node
 from slicewise.kubernetes.quarantine import Quarantine
 from slicewise.kubernetes.stats import Stats
@@ -57,8 +59,12 @@ class AllocationWriter:
         stats: Stats,
         post: Callable[[Done], None],
         claim_read: Callable[[ResourceClaim], None],
+        tell: Callable[[Pod, str], None] = lambda pod, text: None,
     ) -> None:
-        """``post`` queues an outcome for the controller; ``claim_read`` handles a claim."""
+        """``post`` queues an outcome for the controller; ``claim_read`` handles a claim.
+
+        ``tell`` tells a pod why it gets no claim.
+        """
         self._claim_client = claim_client
         self._cache = cache
         self._pending = pending
@@ -74,8 +80,11 @@ class AllocationWriter:
             claim_client,
             cache.records,
             quarantine,
-            self._in_background,
+            self.in_background,
             lambda claim: self._claim_read(claim),
+        )
+        self.templates = ClaimTemplates(
+            pending, self._create_template, self.in_background, tell, lambda: cycle.clock()
         )
         self._backoff = ObjectBackoff(lambda: cycle.clock())
         """Of claims that the API refused to confirm or to deallocate."""
@@ -88,9 +97,11 @@ class AllocationWriter:
         """Finish the writes in flight."""
         self._writers.shutdown(cancel_futures=True)
 
-    def _in_background(
+    def in_background(
         self, work: Callable[[], Any], then: Callable[[Any, SlicewiseError | None], None]
     ) -> None:
+        """Run a call in a writer thread, and ``then`` with its outcome in the controller's."""
+
         def call() -> None:
             try:
                 result, error = work(), None
@@ -119,7 +130,7 @@ class AllocationWriter:
 
     def write(self, decision: Decision) -> None:
         """Start the write of a decision."""
-        self._in_background(
+        self.in_background(
             lambda: self._claim_client.allocate(decision),
             lambda result, error: self._written(decision, result, error),
         )
@@ -178,7 +189,11 @@ class AllocationWriter:
             if error is not None:  # repeated at the next change of the pod
                 log.info("cannot record the claims of pod %s: %s", pod.metadata.key, error)
 
-        self._in_background(lambda: self._claim_client.record_claims(pod, claims), done)
+        self.in_background(lambda: self._claim_client.record_claims(pod, claims), done)
+
+    def _create_template(self, body: dict[str, Any]) -> None:
+        path = f"{RESOURCE}/namespaces/{body['metadata']['namespace']}/resourceclaimtemplates"
+        self._claim_client.create(path, body)
 
     def seen(self, claim: ResourceClaim) -> None:
         """Note that the watch has delivered an allocation, and so all claims older than it."""
@@ -244,7 +259,7 @@ class AllocationWriter:
                     self._records.move(record, ClaimState.WRITTEN)
             self._finish(result or claim, again=error is not None)
 
-        self._in_background(lambda: self._claim_client.deallocate(claim), done)
+        self.in_background(lambda: self._claim_client.deallocate(claim), done)
 
     def _note_refusal(self, claim: ResourceClaim, what: str, error: SlicewiseError | None) -> None:
         """Note the outcome of a write to an allocation: a refused one is repeated later."""
@@ -270,11 +285,13 @@ class AllocationWriter:
                 self._backoff.forget(uid)
             else:
                 self._claim_read(record.claim)
+        self.templates.retry()
 
     @property
     def next_time(self) -> float | None:
         """When the next refused write is repeated."""
-        return self._backoff.next_time
+        times = (self._backoff.next_time, self.templates.next_time)
+        return min((time for time in times if time is not None), default=None)
 
     def _finish(self, claim: ResourceClaim, again: bool) -> None:
         """Handle a claim after a write: on ``again``, or if it changed during the write.
@@ -345,7 +362,7 @@ class AllocationWriter:
                 self._records.conclude(record)
             self._finish(result or claim, again=error is not None)
 
-        self._in_background(lambda: self._claim_client.confirm(claim, confirmed, why), done)
+        self.in_background(lambda: self._claim_client.confirm(claim, confirmed, why), done)
 
     # Taking over
 
@@ -356,6 +373,8 @@ class AllocationWriter:
         for record in self._records.all():
             if record.state is ClaimState.STALE:
                 self.fencing.refresh(record)
+        for pod in list(self._pending.pods.values()):
+            self.templates.pod_changed(pod)
         for claim in list(self._pending.claims.values()):
             if claim.status.allocation is not None and self._pending.is_ours(claim):
                 self._claim_read(claim)

@@ -234,6 +234,18 @@ class ApiClient:
         return headers
 
 
+def namespace_of(kubeconfig: Path | None = None, context: str | None = None) -> str:
+    """The namespace of a context in a kubeconfig, as kubectl would use it."""
+    try:
+        contexts, active = config.list_kube_config_contexts(  # type: ignore[no-untyped-call]
+            None if kubeconfig is None else str(kubeconfig)
+        )
+    except config.ConfigException:
+        return "default"
+    chosen = next((one for one in contexts if one["name"] == context), active)
+    return str((chosen.get("context") or {}).get("namespace") or "default")
+
+
 def _read(data: bytes, kind: type[T], path: str) -> T:
     try:
         return msgspec.json.decode(data, type=kind)

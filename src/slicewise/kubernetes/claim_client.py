@@ -223,6 +223,13 @@ class ClaimClient:
         path = f"/api/v1/namespaces/{meta.namespace}/pods/{meta.name}/status"
         self._api.write("PATCH", path, body, APPLY, fieldManager="slicewise", force="true")
 
+    def create(self, path: str, body: Mapping[str, Any]) -> None:
+        """Create an object while this replica leads; it may exist already."""
+        if not self._valid():
+            raise NotLeadingError("the lease has expired; nothing was written")
+        with suppress(ConflictError):
+            self._api.write("POST", path, body)
+
     def list_claims(self) -> list[ResourceClaim]:
         """All claims as they are now: the watch may not have delivered the latest writes yet."""
         return [

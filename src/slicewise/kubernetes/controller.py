@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -23,7 +23,7 @@ from slicewise.engine.reservation_rules import ReservationRules
 from slicewise.journal.entries import Seconds
 from slicewise.kubernetes import cool_down, cooling_notes
 from slicewise.kubernetes.allocation_writer import AllocationWriter, Done
-from slicewise.kubernetes.api import ResourceClaim
+from slicewise.kubernetes.api import Pod, ResourceClaim
 from slicewise.kubernetes.api_client import ApiClient
 from slicewise.kubernetes.cache import ClusterCache
 from slicewise.kubernetes.claim_client import ClaimClient
@@ -31,13 +31,20 @@ from slicewise.kubernetes.conflicts import Conflicts, When
 from slicewise.kubernetes.cool_down import CoolDown
 from slicewise.kubernetes.cycle import Cycle
 from slicewise.kubernetes.event_handlers import EventHandlers
-from slicewise.kubernetes.event_recorder import UNREADABLE, EventRecorder
+from slicewise.kubernetes.event_recorder import (
+    TEMPLATE,
+    UNREADABLE,
+    EventRecorder,
+    PlacementMessage,
+)
 from slicewise.kubernetes.event_series import Regarding
-from slicewise.kubernetes.informer import KINDS, Watch, WatchNotification
+from slicewise.kubernetes.evictions import EvictionClient, Evictions
+from slicewise.kubernetes.informer import KINDS, Listed, Watch, WatchNotification
 from slicewise.kubernetes.leader_election import LeaderElector
 from slicewise.kubernetes.namespace_annotations import Unreadable
 from slicewise.kubernetes.node_resources import NodeResources
 from slicewise.kubernetes.pending_claims import PendingClaims, owning_pod
+from slicewise.kubernetes.preemption import PreemptionRules
 from slicewise.kubernetes.quarantine import Quarantine
 from slicewise.kubernetes.stats import Stats
 from slicewise.kubernetes.volumes import Volumes
@@ -69,6 +76,7 @@ class ControllerOptions:
     """The limit of a namespace in place of one that cannot be read."""
     hold_back: When = "auto"
     """When pods are held back until no other claim can have the same slices."""
+    preemption: PreemptionRules = field(default_factory=PreemptionRules)
     cool_down: float = cool_down.SECONDS
     """How long slices are not given out again after a pod vanished; 0: not at all."""
 
@@ -137,6 +145,7 @@ class Controller:
             self.quarantine,
             self.stats,
             options.reservations,
+            preemption=options.preemption,
         )
         self._writer = AllocationWriter(
             ClaimClient(api, self.elector.valid),
@@ -148,6 +157,14 @@ class Controller:
             self.stats,
             self._inbox.put,
             lambda claim: self._handlers.claim_read(claim),
+            lambda pod, text: self._tell(pod, text),
+        )
+        self._evictions = Evictions(
+            EvictionClient(api, self.elector.valid),
+            self._cycle.preemption,
+            self._writer.in_background,
+            self._recorder,
+            self.stats,
         )
         self._handlers = EventHandlers(
             self.cache,
@@ -257,6 +274,13 @@ class Controller:
             return _RETRY_SECONDS if wait is None else min(wait, _RETRY_SECONDS)
         return wait
 
+    def show(self, pages: Iterable[Listed]) -> None:
+        """Apply lists of objects, for a look at the cluster; nothing is decided."""
+        for page in pages:
+            self._handle(page)
+        self._handlers.read_pools()
+        self._cycle.update_queue()
+
     def step(self, seconds: float | None) -> None:
         """Handle the queue, waiting up to ``seconds`` for its first item, then run a cycle."""
         try:
@@ -290,6 +314,8 @@ class Controller:
             self.quarantine.summary(),
             self._handlers.prepare_failures.summary(),
             self._handlers.degraded,
+            self._writer.templates.summary(),
+            self._evictions.problem,
         )
         self.warnings = tuple(filter(None, sources))
 
@@ -305,6 +331,10 @@ class Controller:
                 pass
             case _:
                 self._handlers.handle(message)
+
+    def _tell(self, pod: Pod, text: str) -> None:
+        """Tell a pod why it has no claim."""
+        self._recorder.report(pod, PlacementMessage(False, TEMPLATE, text))
 
     def choose(self, rehearsal: Rehearsal, told: Callable[[str], None]) -> None:
         """Use the winner of a rehearsal; callable from any thread."""
@@ -329,13 +359,15 @@ class Controller:
         # 4. Write the allocations of the pods that were placed.
         for decision in decisions:
             self._writer.write(decision)
-        # 5. Revoke allocations that their pod cannot use.
+        # 5. Evict pods for others of a higher priority, if the operator allows that.
+        self._evictions.step()
+        # 6. Revoke allocations that their pod cannot use.
         for claim in (*self._cycle.take_given_up(), *self._cycle.unbound.take_stuck()):
             self._writer.revoke(claim)
-        # 6. Repeat writes that the API refused a while ago; try quarantined claims again.
+        # 7. Repeat writes that the API refused a while ago; try quarantined claims again.
         self._writer.retry()
         self._writer.fencing.retry()
-        # 7. Report to each pod why it waits, or that it was placed.
+        # 8. Report to each pod why it waits, or that it was placed.
         for key, message in self._cycle.take_messages():
             if key in self.pending.pods and not self._recorder.report(
                 self.pending.pods[key], message
@@ -355,6 +387,8 @@ class Controller:
         if not leads:
             self._cycle.drop_reservations()
             self.quarantine.clear()
+            self._writer.templates.clear()
+            self._evictions.clear()
             log.info("lost the lease of the leader")
 
     def _fence(self) -> None:

@@ -39,6 +39,7 @@ from slicewise.kubernetes.pending_claims import PendingClaims, PendingPod
 from slicewise.kubernetes.pod_lifetimes import PodLifetimes, UnreadableHints
 from slicewise.kubernetes.pod_placer import PodPlacer
 from slicewise.kubernetes.pod_request import PodRequest, PodRequests
+from slicewise.kubernetes.preemption import Preemption, PreemptionRules
 from slicewise.kubernetes.quarantine import Quarantine
 from slicewise.kubernetes.stats import Stats
 from slicewise.kubernetes.unbound_pods import UnboundPods, unschedulable
@@ -58,6 +59,7 @@ class Cycle:
         stats: Stats,
         rules: ReservationRules,
         clock: Callable[[], float] = time.monotonic,
+        preemption: PreemptionRules | None = None,
     ) -> None:
         self.clock = clock
         self.standby = True
@@ -79,6 +81,17 @@ class Cycle:
         self._queue = Queue(state.shares)
         self.reservations = Reservations(state.cluster, self._placer.suits)
         self._dispatcher = Dispatcher(self._placer, self._queue, self.reservations, self, rules)
+        self.preemption = Preemption(
+            cache,
+            pending,
+            self._placer,
+            self._dispatcher,
+            self,
+            lambda number: self._waiting[number].pod,
+            self._ticket_of,
+            preemption or PreemptionRules(),
+            lambda: self.clock(),
+        )
         cache.on_freed, cache.on_removal = self._dispatcher.freed, self._removed
         self._numbers: dict[str, int] = {}
         """The ticket number of each pod that waits or is being written."""
@@ -194,6 +207,11 @@ class Cycle:
             until=self._lifetimes.until(pending_pod),
         )
 
+    def _ticket_of(self, key: str) -> Ticket | None:
+        """The ticket of a pod in a line."""
+        number = self._numbers.get(key)
+        return self._queue.ticket(number) if number is not None and number in self._queue else None
+
     def _leave(self, number: int) -> None:
         """Take a pod out of its line, if it is in one."""
         self._parked.discard(number)
@@ -218,6 +236,7 @@ class Cycle:
         """End all reservations: another replica leads now, and reserves windows itself."""
         for line, _ in self.reservations:
             self.reserve(line, ())
+        self.preemption.clear()
         self._dispatcher.room_appeared()
 
     def _dequeue(self, key: str) -> None:
@@ -237,6 +256,7 @@ class Cycle:
     def next_time(self) -> float | None:
         """When the next pass is due although nothing changes before."""
         times = [self._backoff.next_time, self.unbound.next_time, self._message_schedule.next_time]
+        times.append(self.preemption.next_time)
         due = self._dispatcher.next_due
         if due is not None:
             times.append(self.clock() + due - self._cache.now())

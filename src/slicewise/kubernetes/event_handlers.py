@@ -416,9 +416,10 @@ class EventHandlers:
             self._cycle.jobs.pod_changed(pod)
             self._cycle.lifetime_changed(pod)
         self._cycle.requeue(key)
-        unrecorded = self._pending.unrecorded_claims(pod)
-        if unrecorded and self._deciding():
-            self._writer.record_claims(pod, unrecorded)
+        if self._deciding():
+            if unrecorded := self._pending.unrecorded_claims(pod):
+                self._writer.record_claims(pod, unrecorded)
+            self._writer.templates.pod_changed(pod)
 
     def _report_prepare(self, pod: Pod, message: PrepareMessage) -> None:
         if self._deciding():

@@ -38,6 +38,7 @@ WORDS = {
 """The reason in the condition of a waiting pod."""
 NO_NODE, PLACED = "NoNode", "Placed"
 INVALID, QUARANTINED, COOLING = "Invalid", "Quarantined", "CoolingDown"
+TEMPLATE = "ClaimTemplate"
 
 UNREADABLE = "AnnotationUnreadable"
 UPDATE_SECONDS = 30.0

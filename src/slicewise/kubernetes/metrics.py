@@ -80,6 +80,11 @@ class ControllerMetrics(Collector):
                 stats.revoked,
             ),
             (
+                "slicewise_k8s_pods_evicted",
+                "Pods evicted for others of a higher priority",
+                stats.evicted,
+            ),
+            (
                 "slicewise_k8s_conflicts",
                 "Allocations given up to claims of other classes",
                 stats.conflicts,

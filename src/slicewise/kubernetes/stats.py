@@ -19,6 +19,8 @@ class Stats:
     """Allocations that kube-scheduler could not use: the pod did not fit the node."""
     revoked: int = 0
     """Allocations revoked: their pod was deleted, or they conflicted."""
+    evicted: int = 0
+    """Pods evicted for others of a higher priority."""
     conflicts: int = 0
     """Allocations given up because another claim had the same slices."""
     elections: int = 0

@@ -13,8 +13,9 @@ from typing import Any
 
 from slicewise.core.cluster import Instance
 from slicewise.engine.queue import Ticket
-from slicewise.engine.reclaim import Claim, Notice, Reclaim, ReclaimRules, Victim
+from slicewise.engine.reclaim import Claim, Notice, Reclaim, ReclaimRules
 from slicewise.engine.shares import Entitlement
+from slicewise.engine.victims import Victim
 from slicewise.lab.disciplines import InLines
 from slicewise.lab.tenants import Asked
 

@@ -26,6 +26,7 @@ from slicewise.kubernetes.api.core import (
     Namespace,
     Node,
     Pod,
+    PodDisruptionBudget,
     Taint,
     Toleration,
 )
@@ -75,6 +76,7 @@ __all__ = [
     "PersistentVolume",
     "PersistentVolumeClaim",
     "Pod",
+    "PodDisruptionBudget",
     "Pool",
     "Requirement",
     "ResourceClaim",

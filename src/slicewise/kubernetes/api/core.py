@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-from slicewise.kubernetes.api.common import ApiObject, Condition, Meta, NodeSelector
+from slicewise.kubernetes.api.common import (
+    ApiObject,
+    Condition,
+    LabelSelector,
+    Meta,
+    NodeSelector,
+)
 
 # Nodes and namespaces
 
@@ -73,6 +79,7 @@ class PodClaim(ApiObject, frozen=True):
 
     name: str
     resource_claim_name: str | None = None
+    resource_claim_template_name: str | None = None
 
 
 class Toleration(ApiObject, frozen=True):
@@ -137,6 +144,8 @@ class PodSpec(ApiObject, frozen=True):
     volumes: tuple[PodVolume, ...] = ()
     scheduling_gates: tuple[Gate, ...] = ()
     priority: int = 0
+    priority_class_name: str = ""
+    preemption_policy: str = ""
     active_deadline_seconds: int | None = None
     termination_grace_period_seconds: int | None = None
 
@@ -169,6 +178,29 @@ class Pod(ApiObject, frozen=True):
     def over(self) -> bool:
         """Whether the pod has ended and needs no resources."""
         return self.status.phase in ("Succeeded", "Failed")
+
+
+# Disruptions
+
+
+class BudgetSpec(ApiObject, frozen=True):
+    """The pods of a budget; without a selector there are none."""
+
+    selector: LabelSelector | None = None
+
+
+class BudgetStatus(ApiObject, frozen=True):
+    """How many more pods may be disrupted now."""
+
+    disruptions_allowed: int = 0
+
+
+class PodDisruptionBudget(ApiObject, frozen=True):
+    """A limit on the pods that are disrupted at a time."""
+
+    metadata: Meta
+    spec: BudgetSpec = BudgetSpec()
+    status: BudgetStatus = BudgetStatus()
 
 
 # Events
