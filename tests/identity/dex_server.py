@@ -41,6 +41,8 @@ class Dex:
     token_seconds: int = 3600
     algorithm: str = "RS256"
     port: int = 0
+    certificate: Path | None = None
+    """With its key, for https."""
 
     def __post_init__(self) -> None:
         self.port = self.port or free_port()
@@ -49,7 +51,7 @@ class Dex:
     @property
     def issuer(self) -> str:
         """The issuer in its tokens."""
-        return f"http://127.0.0.1:{self.port}/dex"
+        return f"{'http' if self.certificate is None else 'https'}://127.0.0.1:{self.port}/dex"
 
     def start(self) -> None:
         """Start it, with new keys, and wait until it answers."""
@@ -60,6 +62,8 @@ class Dex:
             "Origins": self.origins,
             "Algorithm": self.algorithm,
             "TokenSeconds": self.token_seconds,
+            "Cert": str(self.certificate or ""),
+            "Key": str(self.certificate or ""),
             "Clients": [
                 # Public clients have no secret: what they prove is the code verifier.
                 {"id": CLIENT, "name": "slicewise", "public": True, "redirectURIs": redirects},
@@ -78,7 +82,7 @@ class Dex:
         give_up = time.monotonic() + PATIENCE_SECONDS
         while True:
             try:
-                httpx.get(f"{self.issuer}/keys").raise_for_status()
+                httpx.get(f"{self.issuer}/keys", verify=False).raise_for_status()
             except httpx.HTTPError:
                 assert self._process.poll() is None, (self.folder / "dex.log").read_text()
                 assert time.monotonic() < give_up, "Dex does not answer"
@@ -100,7 +104,8 @@ class Dex:
             "password": PASSWORD,
             "scope": "openid email profile groups",
         }
-        answer = httpx.post(f"{self.issuer}/token", data=form, auth=(client, SECRET))
+        url = f"{self.issuer}/token"
+        answer = httpx.post(url, data=form, auth=(client, SECRET), verify=False)
         assert answer.status_code == 200, answer.text
         found = answer.json()
         assert isinstance(found, dict)

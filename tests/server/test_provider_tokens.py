@@ -399,3 +399,45 @@ def test_failures_are_counted_by_reason(service: Harness, provider: Provider) ->
     text = service.get("/metrics").text
     for reason in ("untrusted", "unmapped", "expired", "unknown"):
         assert f'slicewise_authentication_failures_total{{reason="{reason}"}} 1.0' in text
+
+
+def test_keys_at_a_configured_address_need_no_discovery(
+    tmp_path: Path, provider: Provider, rules: Path
+) -> None:
+    provider.documents = {DISCOVERY: (404, {}), "/own": {"keys": provider.jwks}}
+    given = {**settings_for(provider, rules), "oidc_jwks": f"{provider.issuer}/own"}
+    service = Harness(tmp_path, given)
+    try:
+        token = provider.token(service.clock.now, groups="gpu-admins")
+        assert who(service, token).status_code == 200
+        assert service.get("/v1/sign-in", token=None).json()["issuer"] is None, "no oidc.client"
+        text = service.get("/metrics").text
+        assert "slicewise_provider_keys 1.0" in text
+        assert 'slicewise_provider_refreshes_total{result="ok"} 1.0' in text
+    finally:
+        service.close()
+
+
+def test_the_identity_of_another_service_is_not_a_client(
+    tmp_path: Path, provider: Provider, rules: Path
+) -> None:
+    given = {**settings_for(provider, rules), "oidc_client": "page", "oidc_audience": ()}
+    service = Harness(tmp_path, given)
+    try:
+        now = service.clock.now
+        assert who(service, provider.token(now, groups="gpu-admins")).status_code == 401
+        token = provider.token(now, groups="gpu-admins", aud="page")
+        assert who(service, token).status_code == 200
+        offered = service.get("/v1/sign-in", token=None).json()
+        assert (offered["issuer"], offered["client"]) == (provider.issuer, "page")
+        body = {"code": "x", "verifier": "A" * 43, "redirect_uri": "http://page/sign-in"}
+        provider.documents["/token"] = (400, {"error": "invalid_grant\n"})
+        refused = service.post("/v1/sign-in/code", body, token=None)
+        assert (refused.status_code, refused.json()["detail"]) == (
+            400,
+            "the identity provider refused the code: invalid_grant",
+        )
+        provider.stop()
+        assert service.post("/v1/sign-in/code", body, token=None).status_code == 503
+    finally:
+        service.close()

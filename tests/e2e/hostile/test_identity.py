@@ -16,6 +16,7 @@ import pytest
 from tests.e2e.hostile.halfway import Halfway
 from tests.e2e.hostile.test_revoked import ONE, seq
 from tests.e2e.server import Server, wait_until
+from tests.identity.certificates import SERVER, Authority
 from tests.identity.dex_server import CLIENT, OTHER_CLIENT, Dex, require_dex_or_skip
 from tests.identity.provider import encoded, new_key, public, signed
 
@@ -270,6 +271,34 @@ def test_a_service_that_never_reached_its_provider_serves_its_own_tokens(
         assert realm.dex.issuer in readiness["warnings"][0]
     finally:
         realm.close()
+
+
+def test_the_certificate_of_the_provider_is_checked(program: Path, tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "ca")
+    dex = Dex(tmp_path, program, certificate=authority.issue("dex", usage=SERVER))
+    dex.start()
+    rules = tmp_path / "rules.toml"
+    rules.write_text(RULES)
+    settings = [
+        f"oidc.issuer={dex.issuer}",
+        f"oidc.audience={CLIENT}-ci",
+        f"sign_in.rules={rules}",
+    ]
+    server = Server(tmp_path / "service", settings=settings)
+    try:
+        server.start()
+        status, problem = server.ask("GET", "/v1/whoami", token=dex.token("root"))
+        assert status == 503, problem
+        readiness = server.readiness()
+        assert readiness is not None
+        assert "certificate" in readiness["warnings"][0].lower()
+        server.stop()
+        server.settings = [*settings, f"oidc.ca={authority.file}"]
+        server.start()
+        wait_until(lambda: server.ask("GET", "/v1/whoami", token=dex.token("root"))[0] == 200)
+    finally:
+        server.kill()
+        dex.stop()
 
 
 def test_requests_streams_and_polls_end_with_their_token(program: Path, tmp_path: Path) -> None:
