@@ -8,6 +8,7 @@ import re
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
@@ -21,7 +22,7 @@ from tests.identity.dex_server import CLIENT, PASSWORD, Dex, mail, require_dex_o
 from tests.identity.provider import DISCOVERY, Provider
 
 from slicewise.cli.login import _device_flow
-from slicewise.cli.logins import keep, kept_token
+from slicewise.cli.logins import Login, expiry, keep, kept_token
 from slicewise.core.errors import SlicewiseError
 
 
@@ -32,7 +33,11 @@ def realm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     dex.start()
     rules = folder / "rules.toml"
     rules.write_text(RULES)
-    settings = [f"oidc.issuer={dex.issuer}", f"oidc.client={CLIENT}", f"sign_in.rules={rules}"]
+    settings = [
+        f"oidc.issuer={dex.issuer}",
+        f"oidc.client={CLIENT}",
+        f"sign_in.rules={rules}",
+    ]
     server = Server(folder / "service", settings=settings)
     server.start()
     assert server.ask("POST", "/v1/tenants", {"name": "acme"})[0] == 201
@@ -135,18 +140,64 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "slicewise" / "logins.json"
 
 
+def sign_in_of(
+    token: str,
+    expires: float | None = None,
+    refresh: str | None = None,
+    endpoint: str = "https://login.example/token",
+) -> Login:
+    return {
+        "token": token,
+        "expires_at": expires,
+        "refresh_token": refresh,
+        "endpoint": endpoint,
+        "client": "slicewise",
+    }
+
+
 def test_the_file_of_sign_ins(home: Path) -> None:
     assert kept_token("http://a") is None
-    assert not keep("http://a/", "one", "2999-01-01T00:00:00Z")
-    keep("http://a,http://b", "two")
+    assert not keep("http://a/", sign_in_of("one", time.time() + 3600))
+    keep("http://a,http://b", sign_in_of("two"))
     assert (kept_token("http://a"), kept_token("http://b, http://a/")) == ("one", "two")
     assert kept_token("http://b") is None
-    keep("http://a", "old", "2020-01-01T00:00:00Z")
+    keep("http://a", sign_in_of("soon", time.time() + 20))
+    assert kept_token("http://a") == "soon", "there is no way to refresh it"
+    keep("http://a", sign_in_of("old", 1.0))
     with pytest.raises(SlicewiseError, match="your sign-in has expired"):
         kept_token("http://a")
     home.write_text("[]")
     with pytest.raises(SlicewiseError, match="not a file of slicewise login"):
         kept_token("http://a")
+
+
+def test_an_expired_token_is_replaced(home: Path) -> None:
+    provider = Provider()
+    try:
+        old = sign_in_of("old", 1.0, "once", f"{provider.issuer}/token")
+        keep("http://a", old)
+        new = provider.token()
+        provider.documents = {"/token": {"id_token": new, "refresh_token": "twice"}}
+        assert kept_token("http://a") == new
+        assert kept_token("http://a") == new
+        assert provider.asked["/token"] == 1
+        (kept,) = json.loads(home.read_text())["services"].values()
+        assert kept["refresh_token"] == "twice"
+        assert kept["expires_at"] > time.time()
+        keep("http://a", old)
+        provider.documents = {"/token": (400, {"error": "invalid_grant"})}
+        with pytest.raises(SlicewiseError, match="your sign-in has expired"):
+            kept_token("http://a")
+    finally:
+        provider.stop()
+
+
+def test_the_expiry_in_a_token() -> None:
+    provider = Provider()
+    provider.stop()
+    assert expiry(provider.token(1000.0)) == 4600.0
+    for text in ("", "a.b", "a.e30.c", "a.bnVsbA.c", "sw_x"):
+        assert expiry(text) is None
 
 
 def device(provider: Provider, **answers: object) -> dict[str, object]:
@@ -188,5 +239,5 @@ def test_refusals_and_control_characters(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_the_file_holds_the_token_as_text(home: Path) -> None:
-    keep("https://s", "t")
+    keep("https://s", sign_in_of("t"))
     assert json.loads(home.read_text())["services"]["https://s"]["token"] == "t"

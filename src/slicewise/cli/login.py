@@ -26,12 +26,12 @@ def login(server: Server = DEFAULT_SERVER) -> None:
     """Sign in with the identity provider of a service; later commands use the token."""
     with with_advice(server, None):
         offer = _offer(server)
-        token = _device_flow(offer)
+        signed_in = _device_flow(offer)
         from slicewise.client import Client
 
-        with Client(server, token, patience=PATIENCE) as client:
+        with Client(server, signed_in["token"], patience=PATIENCE) as client:
             who = client.whoami()
-    logins.keep(server, token, who.expires_at)
+    logins.keep(server, signed_in)
     role = f"{who.role} of {who.tenant}" if who.tenant else str(who.role)
     name = who.note or who.id
     typer.echo(f"signed in to {server} as {name}, {role}, until {short(who.expires_at)}")
@@ -62,7 +62,35 @@ def _offer(server: str) -> dict[str, Any]:
     raise problem
 
 
-def _device_flow(offer: Mapping[str, Any]) -> str:
+def refreshed(login: logins.Login) -> logins.Login | None:
+    """A sign-in with a new token of the provider; None if it refuses."""
+    form = {
+        "grant_type": "refresh_token",
+        "refresh_token": login["refresh_token"] or "",
+        "client_id": login["client"],
+    }
+    status, answer = _ask(login["endpoint"], form)
+    if status != 200 or not answer.get("id_token"):
+        return None
+    following = _login(answer, login["endpoint"], login["client"])
+    return {**following, "refresh_token": following["refresh_token"] or login["refresh_token"]}
+
+
+def _login(answer: Mapping[str, Any], endpoint: str, client: str) -> logins.Login:
+    """The sign-in in an answer of the provider's token endpoint."""
+    token, refresh = answer.get("id_token"), answer.get("refresh_token")
+    if not isinstance(token, str) or not token:
+        raise SlicewiseError(f"{endpoint} sent no identity token: is openid in oidc.scopes?")
+    return {
+        "token": token,
+        "expires_at": logins.expiry(token),
+        "refresh_token": refresh if isinstance(refresh, str) else None,
+        "endpoint": endpoint,
+        "client": client,
+    }
+
+
+def _device_flow(offer: Mapping[str, Any]) -> logins.Login:
     """Show where to sign in, and wait until that has happened."""
     begin, end = offer.get("device_authorization_endpoint"), offer.get("token_endpoint")
     if not begin or not end:
@@ -84,10 +112,7 @@ def _device_flow(offer: Mapping[str, Any]) -> str:
         time.sleep(interval)
         status, answer = _ask(end, form)
         if status == 200:
-            token = answer.get("id_token")
-            if not isinstance(token, str) or not token:
-                raise SlicewiseError(f"{end} sent no identity token: is openid in oidc.scopes?")
-            return token
+            return _login(answer, end, client)
         match answer.get("error"):
             case "authorization_pending":
                 pass

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import time
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypedDict
 
 from slicewise.core.errors import SlicewiseError
 
+_EARLY_SECONDS = 30.0
+"""A token is refreshed if it expires within this time."""
+
 
 class Login(TypedDict):
-    """A token, and the time at which it expires."""
+    """A token, and how to get the next one."""
 
     token: str
-    expires_at: str | None
+    expires_at: float | None
+    refresh_token: str | None
+    endpoint: str
+    client: str
 
 
 def file() -> Path:
@@ -31,17 +38,40 @@ def kept_token(server: str) -> str | None:
     if login is None:
         return None
     expires = login["expires_at"]
-    if expires is not None and datetime.fromisoformat(expires) <= datetime.now(UTC):
-        raise SlicewiseError(f"your sign-in has expired: slicewise login --server {server}")
-    return login["token"]
+    if expires is None or time.time() < expires - _EARLY_SECONDS:
+        return login["token"]
+    if login["refresh_token"] is not None:
+        from slicewise.cli.login import refreshed
+
+        following = refreshed(login)
+        if following is not None:
+            keep(server, following)
+            return following["token"]
+        # Another command may have been faster; a refresh token works once.
+        now = _read().get(_name(server))
+        if now is not None and now["token"] != login["token"]:
+            return now["token"]
+    if time.time() < expires:
+        return login["token"]
+    raise SlicewiseError(f"your sign-in has expired: slicewise login --server {server}")
 
 
-def keep(server: str, token: str | None, expires_at: str | None = None) -> bool:
-    """Keep a token for a service, or forget it; return whether there was one before."""
+def expiry(token: str) -> float | None:
+    """When a token expires according to itself; None if it does not say."""
+    try:
+        body = token.split(".")[1]
+        found = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))["exp"]
+        return float(found)
+    except (ValueError, LookupError, TypeError):
+        return None
+
+
+def keep(server: str, login: Login | None) -> bool:
+    """Keep a sign-in to a service, or forget it; return whether there was one before."""
     logins = _read()
     before = logins.pop(_name(server), None)
-    if token is not None:
-        logins[_name(server)] = Login(token=token, expires_at=expires_at)
+    if login is not None:
+        logins[_name(server)] = login
     elif before is None:
         return False
     path = file()
@@ -64,7 +94,13 @@ def _read() -> dict[str, Login]:
     try:
         services = json.loads(path.read_text(encoding="utf-8"))["services"]
         return {
-            str(name): Login(token=str(one["token"]), expires_at=one["expires_at"])
+            str(name): Login(
+                token=str(one["token"]),
+                expires_at=None if one["expires_at"] is None else float(one["expires_at"]),
+                refresh_token=one["refresh_token"],
+                endpoint=str(one["endpoint"]),
+                client=str(one["client"]),
+            )
             for name, one in services.items()
         }
     except FileNotFoundError:
