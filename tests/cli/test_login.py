@@ -204,7 +204,7 @@ def device(provider: Provider, **answers: object) -> dict[str, object]:
     """A provider with these answers, as its service offers it."""
     begun = {
         "device_code": "d", "user_code": "A\x1b[2J", "verification_uri": "https://login.example",
-        "interval": 0.01, "expires_in": 5,
+        "interval": 0.01, "expires_in": 600,
     }  # fmt: skip
     provider.documents = {"/device": begun, "/token": {"error": "access_denied"}, **answers}
     return {
