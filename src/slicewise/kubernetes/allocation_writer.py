@@ -313,6 +313,8 @@ class AllocationWriter:
             # If it is excluded, the claim has to give way.
             if not self._cache.excluded(uid) and not self._backoff.holds(uid):
                 record = self._records[uid]
+                if self._cycle.gangs.holds(record.claim):
+                    continue
                 self._write_verdict(record.claim, True, "no other claim has these slices")
 
     def resolve_conflicts(self) -> None:
@@ -340,6 +342,17 @@ class AllocationWriter:
         else:
             self.revoke(claim)
         return True
+
+    def give_up(self, claim: ResourceClaim, why: str) -> None:
+        """Give up a tentative allocation that its pod must not use."""
+        record = self._records.get(claim.metadata.uid)
+        if record is None or record.state in IN_FLIGHT or not _is_tentative(record.claim):
+            return
+        log.info("claim %s is given up: %s", claim.metadata.key, why)
+        if record.claim.status.reserved_for:
+            self._write_verdict(record.claim, False, why)
+        else:
+            self.revoke(record.claim)
 
     def _may_give_way(self, record: ClaimRecord) -> bool:
         """Whether an allocation is ours, no pod is bound with it, and giving way was not tried."""

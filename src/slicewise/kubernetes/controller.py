@@ -364,6 +364,8 @@ class Controller:
         # 6. Revoke allocations that their pod cannot use.
         for claim in (*self._cycle.take_given_up(), *self._cycle.unbound.take_stuck()):
             self._writer.revoke(claim)
+        for claim in self._cycle.gangs.take_stuck():
+            self._writer.give_up(claim, "other pods of its gang cannot be placed")
         # 7. Repeat writes that the API refused a while ago; try quarantined claims again.
         self._writer.retry()
         self._writer.fencing.retry()

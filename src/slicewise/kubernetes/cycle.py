@@ -32,6 +32,7 @@ from slicewise.kubernetes.event_recorder import (
     PendingView,
     PlacementMessage,
 )
+from slicewise.kubernetes.gangs import Gangs
 from slicewise.kubernetes.job_deadlines import JobDeadlines
 from slicewise.kubernetes.namespace_quota import NamespaceQuota
 from slicewise.kubernetes.node_resources import NodeResources
@@ -106,6 +107,7 @@ class Cycle:
         self._last_number = 0
         self._writing: dict[str, Decision] = {}
         """By pod: the decision that is being written."""
+        self.gangs = Gangs(pending, lambda key: key in self._writing, lambda: self.clock())
         self._backoff = NodeBackoff(lambda: self.clock())
         self.unbound = UnboundPods(
             pending, node_resources, self._backoff, stats, lambda: self.clock(), self.requeue
@@ -149,6 +151,10 @@ class Cycle:
             return 0.0 if pod is None else parse_time(pod.metadata.creation_timestamp, 0.0)
 
         changed, self._changed = self._changed, {}
+        changed.update(dict.fromkeys(self.gangs.take_changed()))
+        for key in list(changed):
+            changed.update(dict.fromkeys(self.gangs.companions(key)))
+        self.gangs.forget_units()
         for key in sorted(changed, key=created) if len(changed) > 1 else changed:
             if key not in self._writing:  # `finished` requeues it
                 self._update_entry(key)
@@ -174,25 +180,35 @@ class Cycle:
         """Put a pod into its line, or park it."""
         pending_pod = self._waiting[number]
         self._message_schedule.add(number)
-        if not self._may_be_tried(pending_pod):
+        unit = self.gangs.unit(pending_pod)
+        members = (pending_pod,) if unit is None else unit.members
+        leads = unit is None or unit.led_by(pending_pod.key)
+        if not leads or not all(map(self._may_be_tried, members)):
             self._leave(number)
             self._parked.add(number)
             return
+        self.gangs.stand(number, unit)
         ticket = self._ticket(number, pending_pod)
         if number in self._queue:
             if self._queue.ticket(number) == ticket:
                 return
             self._leave(number)
+            self.gangs.stand(number, unit)
         self._parked.discard(number)
         self._queue.enter(ticket)
-        if pending_pod.pinned:
+        if any(one.pinned for one in members):
             self._pinned.add(number)
         self._queue_changed = True
 
     def _ticket(self, number: int, pending_pod: PendingPod) -> Ticket:
         pod, key = pending_pod.pod, pending_pod.key
         namespace = pod.metadata.namespace
-        request = self._requests.of(pending_pod, self._backoff.avoided(key))
+        unit = self.gangs.standing.get(number)
+        request: PodRequest
+        if unit is None:
+            request = self._requests.of(pending_pod, self._backoff.avoided(key))
+        else:
+            request = self._requests.of_gang(unit.members, self._backoff.avoided)
         self.unreadable.look(pod)
         tenant = self._tenants[namespace] = self._cache.tenant(namespace).ref.id
         return Ticket(
@@ -202,9 +218,10 @@ class Cycle:
             priority=pod.spec.priority,
             # Windows are reserved for single devices: other pods never have waited long enough.
             entered=self._since[number] if len(request.devices) == 1 else float("inf"),
-            lease=self._lifetimes.lease(pending_pod),
-            expected=self._lifetimes.hint(pending_pod),
-            until=self._lifetimes.until(pending_pod),
+            # The pods of a gang may end at different times.
+            lease=self._lifetimes.lease(pending_pod) if unit is None else None,
+            expected=self._lifetimes.hint(pending_pod) if unit is None else None,
+            until=self._lifetimes.until(pending_pod) if unit is None else None,
         )
 
     def _ticket_of(self, key: str) -> Ticket | None:
@@ -216,6 +233,7 @@ class Cycle:
         """Take a pod out of its line, if it is in one."""
         self._parked.discard(number)
         self._pinned.discard(number)
+        self.gangs.stand(number, None)
         if number in self._queue:
             position = self._queue.position(number)
             self._dispatcher.ticket_left(self._queue.withdraw(number), position)
@@ -237,6 +255,7 @@ class Cycle:
         for line, _ in self.reservations:
             self.reserve(line, ())
         self.preemption.clear()
+        self.gangs.clear()
         self._dispatcher.room_appeared()
 
     def _dequeue(self, key: str) -> None:
@@ -256,7 +275,7 @@ class Cycle:
     def next_time(self) -> float | None:
         """When the next pass is due although nothing changes before."""
         times = [self._backoff.next_time, self.unbound.next_time, self._message_schedule.next_time]
-        times.append(self.preemption.next_time)
+        times += [self.preemption.next_time, self.gangs.next_time]
         due = self._dispatcher.next_due
         if due is not None:
             times.append(self.clock() + due - self._cache.now())
@@ -314,7 +333,8 @@ class Cycle:
             self._dispatcher.serve(now)
         for number in sorted(self._pinned):
             if self._least_excess(self._queue.ticket(number)) is None:
-                self._give_up_rest(self._waiting[number])
+                for one in self.gangs.placed_with(number, self._waiting):
+                    self._give_up_rest(one)
         self._schedule_messages()
 
     def _enter_again(self) -> None:
@@ -348,7 +368,9 @@ class Cycle:
                 said = unschedulable(pending_pod.pod)
                 message = reasons.of(ticket, self._least_excess(ticket), said)
             else:
-                message = not_ready(pending_pod, self._cache.records, self._quarantine)
+                message = not_ready(
+                    pending_pod, self._cache.records, self._quarantine
+                ) or self.gangs.message(pending_pod)
             if message is not None:
                 self._messages[pending_pod.key] = message
 
@@ -368,7 +390,7 @@ class Cycle:
 
     def over_quota(self, ticket: Ticket) -> Rejection | None:
         """Why a namespace may not have what a pod asks for, wherever it is placed."""
-        if not self._may_be_tried(self._waiting[ticket.number]):
+        if not all(map(self._may_be_tried, self.gangs.placed_with(ticket.number, self._waiting))):
             self._enter(ticket.number)  # parks it
             self._queue_changed = True
             return Rejection(ticket.request, Reason.QUOTA, "it is not ready")
@@ -390,11 +412,16 @@ class Cycle:
             return over
         # 5. Assume: the devices count as allocated until the write returns.
         self._pinned.discard(ticket.number)
-        self._decisions.append(self._assume(pending_pod, instances))
+        members, rest = self.gangs.placed_with(ticket.number, self._waiting), list(instances)
+        self.gangs.stand(ticket.number, None)
+        for one in members:
+            count = len(one.requests)
+            self._decisions.append(self._assume(one, tuple(rest[:count])))
+            rest = rest[count:]
         for instance in instances:
             geometry = self._cache.state.cluster.node_of(instance.gpu).geometry
             self._queue.placed(geometry, self._since[ticket.number])
-        for claim, _ in pending_pod.claims:
+        for claim, _ in [claim for one in members for claim in one.claims]:
             for user in self._pending.users(claim.metadata.key):
                 number = self._numbers.get(user)
                 if number is not None and number != ticket.number and user not in self._writing:
@@ -431,7 +458,7 @@ class Cycle:
             key,
             node,
             tuple(grants),
-            self._conflicts.expected(self.clock(), node),
+            self._conflicts.expected(self.clock(), node) or self._pending.gang_key(pod) is not None,
             dict(self._pending.classes),
         )
         self._writing[key] = decision

@@ -8,7 +8,8 @@ units. Ports, spreading and pod affinity are left to kube-scheduler, which binds
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from slicewise.core.errors import SlicewiseError
@@ -164,6 +165,26 @@ class NodeResources:
             if self.volumes:
                 self.volumes.forget(uid)
             self._uncount(uid)
+
+    @contextmanager
+    def trial(self) -> Iterator[Callable[[Pod, str], None]]:
+        """Count pods on nodes for a while; afterwards everything is as before."""
+        version, volumes = self._version, self.volumes.version if self.volumes else 0
+        counted: list[str] = []
+
+        def assume(pod: Pod, node_name: str) -> None:
+            if pod.metadata.uid not in self._counted:
+                counted.append(pod.metadata.uid)
+                self.assume(pod, node_name)
+
+        try:
+            yield assume
+        finally:
+            for uid in counted:
+                self.forget(uid)
+            self._version = version
+            if self.volumes:
+                self.volumes.version = volumes
 
     def kind(self, pod: Pod) -> tuple[object, ...]:
         """Equal for pods that fit the same nodes."""

@@ -19,6 +19,10 @@ POD_CLAIM_NAME = "resource.kubernetes.io/pod-claim-name"
 """The annotation of a claim that was created from a template: its name in the pod."""
 
 
+GANG, SIZE = "slicewise.dev/gang", "slicewise.dev/gang-size"
+"""The annotations of pods that get their devices together: see `gangs`."""
+
+
 @dataclass(frozen=True, slots=True)
 class PendingPod:
     """A pod, and its claims that need devices."""
@@ -56,6 +60,10 @@ class PendingClaims:
         """Pods that have claims and have not ended."""
         self.claims: dict[str, ResourceClaim] = {}
         self.classes: dict[str, DeviceClass] = {}
+        self.gangs: dict[str, dict[str, Pod]] = {}
+        """By namespace and gang: its pods, also those that have ended well."""
+        self.changed_gangs: set[str] = set()
+        self._gang_of: dict[str, str] = {}
         self._users: defaultdict[str, dict[str, None]] = defaultdict(dict)
         """By claim: the pods that refer to it, in order of arrival."""
 
@@ -63,6 +71,7 @@ class PendingClaims:
         """Add or update a pod; one that has ended is removed."""
         key = pod.metadata.key
         self.drop_pod(key)
+        self._set_gang(pod)
         if pod.spec.resource_claims and not pod.over:
             self.pods[key] = pod
             for claim in claim_keys(pod):
@@ -72,6 +81,12 @@ class PendingClaims:
     def drop_pod(self, key: str) -> Pod | None:
         """Remove a pod and return it."""
         pod = self.pods.pop(key, None)
+        gang = self._gang_of.pop(key, None)
+        if gang is not None:
+            self.changed_gangs.add(gang)
+            del self.gangs[gang][key]
+            if not self.gangs[gang]:
+                del self.gangs[gang]
         if pod is not None:
             for claim in claim_keys(pod):
                 if claim is not None:
@@ -79,6 +94,19 @@ class PendingClaims:
                     if not self._users[claim]:
                         del self._users[claim]
         return pod
+
+    @staticmethod
+    def gang_key(pod: Pod) -> str | None:
+        """The gang of a pod, with its namespace; None if it has none."""
+        name = pod.metadata.annotations.get(GANG)
+        return None if name is None else f"{pod.metadata.namespace}/{name}"
+
+    def _set_gang(self, pod: Pod) -> None:
+        gang = self.gang_key(pod) if pod.spec.resource_claims else None
+        if gang is not None and pod.status.phase != "Failed":
+            self.gangs.setdefault(gang, {})[pod.metadata.key] = pod
+            self._gang_of[pod.metadata.key] = gang
+            self.changed_gangs.add(gang)
 
     def users(self, claim: str) -> tuple[str, ...]:
         """The pods that refer to a claim."""

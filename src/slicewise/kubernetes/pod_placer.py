@@ -15,7 +15,7 @@ from slicewise.kubernetes.cache import ClusterCache
 from slicewise.kubernetes.devices.pools import home_of
 from slicewise.kubernetes.node_resources import NodeResources
 from slicewise.kubernetes.node_rules import matches
-from slicewise.kubernetes.pod_request import NodeRules, PodRequest
+from slicewise.kubernetes.pod_request import GangRequest, NodeRules, PodRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +48,19 @@ class PodPlacer:
     def has_room(self, request: Request) -> bool:
         """Whether each device alone might find a place."""
         pod = _pod(request)
+        if isinstance(pod, GangRequest):
+            return all(map(self.has_room, pod.members))
         with self._tolerating(_rules(pod).tolerations):
             return all(self._scheduler.has_room(device) for device in set(pod.devices))
 
     def fits_on(self, gpu: int, request: Request) -> bool:
         """Whether a pod with one device could be placed on a GPU now, reserved or not."""
         pod = _pod(request)
+        if len(pod.devices) != 1:
+            return False
         with self._tolerating(_rules(pod).tolerations):
             return (
-                len(pod.devices) == 1
-                and self._scheduler.fits_on(gpu, pod.devices[0])
+                self._scheduler.fits_on(gpu, pod.devices[0])
                 and self.cluster.takes_instances(gpu)
                 and self._runs(pod, self.cluster.node_of(gpu).name)
             )
@@ -65,8 +68,10 @@ class PodPlacer:
     def suits(self, request: Request, gpu: int, ended: Sequence[Instance]) -> bool:
         """Whether a GPU's node can run a pod with one device once these instances have ended."""
         pod = _pod(request)
+        if len(pod.devices) != 1:
+            return False
         without = [uid for instance in ended for uid in self._users(instance)]
-        return len(pod.devices) == 1 and self._runs(pod, self.cluster.node_of(gpu).name, without)
+        return self._runs(pod, self.cluster.node_of(gpu).name, without)
 
     def submit_all(
         self,
@@ -80,6 +85,8 @@ class PodPlacer:
         """Place all devices of a pod on the first node, in the policy's order, that can run it."""
         # Step 3 of the cycle: the offers score the nodes with room, and `_runs` filters them.
         pod = _pod(want)
+        if isinstance(pod, GangRequest):
+            return self._place_all(pod, now, ends)
         for device in pod.devices:
             self._policies.before(device)
         with self._tolerating(_rules(pod).tolerations):
@@ -90,11 +97,33 @@ class PodPlacer:
             return self._no_node(pod, placed)
         return placed
 
+    def _place_all(self, gang: GangRequest, now: float, ends: float) -> Outcome:
+        """Place the pods of a gang one after the other, or none of them."""
+        placed: list[tuple[Instance, ...]] = []
+        refusal: Rejection | None = None
+        with self._node_resources.trial() as assume:
+            for pod, member in zip(gang.pods, gang.members, strict=True):
+                outcome = self.submit_all(member, 1, now=now, ends=ends)
+                if isinstance(outcome, Rejection):
+                    refusal = outcome
+                    break
+                placed.append(outcome)
+                assume(pod, home_of(self.cluster.node_of(outcome[0].gpu).name))
+        if refusal is None:
+            return tuple(instance for one in placed for instance in one)
+        for one in reversed(placed):
+            for instance in reversed(one):
+                self.cluster.undo_place(instance)
+        text = f"{len(placed)} of {len(gang.members)} pods of the gang find room: {refusal.detail}"
+        return Rejection(gang, refusal.reason, text)
+
     def reserved_node(self, request: PodRequest) -> str | None:
         """A node with room for all devices of a pod if nothing were reserved.
 
         The caller has lifted all reservations.
         """
+        if isinstance(request, GangRequest):
+            return None
         return next(
             (
                 home_of(node)
@@ -106,6 +135,8 @@ class PodPlacer:
 
     def no_room(self, request: PodRequest) -> Rejection | None:
         """Why a device of a pod finds no place on any node; None if each alone does."""
+        if isinstance(request, GangRequest):
+            return next(filter(None, map(self.no_room, request.members)), None)
         with self._tolerating(_rules(request).tolerations):
             for device in request.devices:
                 if not self._scheduler.has_room(device):

@@ -6,8 +6,8 @@ So they wait in one line for each namespace, and only the first is tried.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
 from weakref import WeakValueDictionary
 
@@ -62,6 +62,21 @@ class PodRequest(Request):
         return " and ".join(map(str, self.devices))
 
 
+@dataclass(frozen=True, slots=True)
+class GangRequest(PodRequest):
+    """The devices of several pods, which are placed together; each pod on a node of its own."""
+
+    members: tuple[PodRequest, ...] = ()
+    pods: tuple[Pod, ...] = field(default=(), compare=False)
+
+    def candidates(self, geometry: Geometry) -> tuple[tuple[Fraction, Profile], ...]:
+        """The profiles for the largest device; the others may be on other models."""
+        return Request(self.want, self.models).candidates(geometry)
+
+    def __str__(self) -> str:
+        return f"a gang of {len(self.members)} pods"
+
+
 class PodRequests:
     """Makes the requests of pods."""
 
@@ -83,6 +98,16 @@ class PodRequests:
         return PodRequest(
             largest.want, largest.models, devices, self._rules_of(pending_pod, avoided)
         )
+
+    def of_gang(
+        self, members: Sequence[PendingPod], avoided: Callable[[str], frozenset[str]]
+    ) -> GangRequest:
+        """The request of pods that are placed together."""
+        requests = tuple(self.of(one, avoided(one.key)) for one in members)
+        devices = tuple(device for request in requests for device in request.devices)
+        largest = max(devices, key=self._size)
+        pods = tuple(one.pod for one in members)
+        return GangRequest(largest.want, largest.models, devices, None, requests, pods)
 
     def _rules_of(self, pending_pod: PendingPod, avoided: frozenset[str]) -> NodeRules:
         pod, pinned = pending_pod.pod, pending_pod.pinned
