@@ -119,6 +119,16 @@ def test_several_instances_are_offered_exactly_where_they_fit(
         assert [cluster.state_of[gpu] for gpu in range(cluster.gpus)] == before
 
 
+def test_gpus_on_which_a_strict_policy_rejects_are_not_offered() -> None:
+    cluster = Cluster.of(A100, 2)
+    cluster.place(0, "1g.10gb", 0)
+    scheduler = Scheduler(cluster, "best-fit-strict")
+    assert [offer.gpu for offer in Offers(scheduler)(Request("4g.40gb"))] == [1]
+    outcome = scheduler.submit("4g.40gb")
+    assert isinstance(outcome, Rejection), "it picks the fuller GPU, and no other"
+    assert outcome.reason is Reason.FRAGMENTED
+
+
 def test_an_excluded_node_with_room_is_named() -> None:
     cluster = cluster_with([])
     found = Offers(Scheduler(cluster, "least-lost"))
