@@ -25,6 +25,7 @@ from slicewise.api.allocations import AllocationBody, BatchBody, ExtendBody
 from slicewise.api.defrag import MovesBody
 from slicewise.api.health import ClockStepBody
 from slicewise.api.nodes import DrainBody, NodeBody
+from slicewise.api.sign_in import CodeBody
 from slicewise.api.tenants import RotateBody, TenantBody, TenantPatch, TokenBody
 from slicewise.control.ports import Store
 from slicewise.journal.entries import AllocationRecord, QuotaRecord, Role, TokenIssued, concerns
@@ -98,6 +99,7 @@ TEMPLATES: dict[type, tuple[dict[str, Any], ...]] = {
     ),
     RotateBody: ({"overlap_seconds": 60, "expires_in_seconds": 60},),
     ClockStepBody: ({"step_seconds": 1.5},),
+    CodeBody: ({"code": "c", "verifier": "v" * 43, "redirect_uri": "https://x.example"},),
     MovesBody: (
         {
             "moves": [
