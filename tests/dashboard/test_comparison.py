@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 
@@ -77,3 +79,23 @@ def test_seeds_differ(seed: int) -> None:
 
     assert kinds(seed) == kinds(seed)
     assert kinds(seed) != kinds(seed + 1)
+
+
+def clusters() -> int:
+    """The clusters in memory, those of other tests among them."""
+    return sum(isinstance(one, Cluster) for one in gc.get_objects())
+
+
+def test_a_comparison_that_is_dropped_leaves_memory_at_once() -> None:
+    """The service collects garbage rarely, and a tenant may ask for many comparisons."""
+    gc.collect()
+    gc.disable()
+    try:
+        before = clusters()
+        kept = PolicyComparison(TERMS)
+        kept.steps(0, 50)
+        assert clusters() == before + 2
+        del kept
+        assert clusters() == before
+    finally:
+        gc.enable()

@@ -205,7 +205,7 @@ def test_an_end_that_has_passed_says_nothing(a100: Geometry) -> None:
         (5.0, (-math.inf, 1)),
         (6, (-math.inf, 1)),
     ):
-        last, unknown = cluster.window_ends.rows(ids, now)
+        last, unknown = cluster.window_ends.rows(cluster, ids, now)
         assert (last[0, column], unknown[0, column]) == expected
 
 
@@ -241,7 +241,7 @@ def test_a_reserved_window_has_no_known_end(a100: Geometry) -> None:
     first, whole = a100.windows.index(0b11), a100.windows.index(a100.full)
 
     def seen() -> list[tuple[float, int]]:
-        last, unknown = cluster.window_ends.rows(ids, 0)
+        last, unknown = cluster.window_ends.rows(cluster, ids, 0)
         return [(float(last[0, at]), int(unknown[0, at])) for at in (first, whole)]
 
     assert seen() == [(5.0, 0), (9.0, 0)]

@@ -77,7 +77,7 @@ class Cluster(StateIndex, ClusterTotals):
         self._ends = array("d")
         self._free_slots: list[int] = []
         self._residents = Residents()
-        self.window_ends = WindowEnds(self)
+        self.window_ends = WindowEnds()
         """When the windows of a GPU will be free, as far as the ends of instances are known."""
 
     @classmethod

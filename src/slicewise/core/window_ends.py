@@ -43,10 +43,13 @@ class Occupancy(Protocol):
 
 
 class WindowEnds:
-    """A row for every GPU, over the windows of its model."""
+    """A row for every GPU, over the windows of its model.
 
-    def __init__(self, gpus: Occupancy) -> None:
-        self._gpus = gpus
+    It is part of the occupancy, which is passed in: a reference back would keep clusters that are
+    gone in memory until the garbage collector finds them.
+    """
+
+    def __init__(self) -> None:
         self._count = 0
         self._models_seen = 0
         self._last: Floats = np.empty((0, 0))
@@ -63,35 +66,35 @@ class WindowEnds:
         if gpu < len(self._until):
             self._until[gpu] = _CHANGED
 
-    def rows(self, gpus: Ints, now: float) -> tuple[Floats, Counts]:
+    def rows(self, occupancy: Occupancy, gpus: Ints, now: float) -> tuple[Floats, Counts]:
         """By GPU and window: the last known end (not after ``now`` if none), and how many unknown.
 
         Columns are in the order of ``Geometry.windows``; a model with fewer has its own first.
         """
-        if self._count > len(self._until) or self._gpus.models_seen != self._models_seen:
-            self._make_room()
+        if self._count > len(self._until) or occupancy.models_seen != self._models_seen:
+            self._make_room(occupancy)
         for gpu in gpus[self._until[gpus] <= now].tolist():
-            self._work_out(gpu, now)
+            self._work_out(occupancy, gpu, now)
         return self._last[gpus], self._unknown[gpus]
 
-    def _make_room(self) -> None:
+    def _make_room(self, occupancy: Occupancy) -> None:
         """Begin with new rows: GPUs were added, or models with more windows.
 
         Memory that is never written to takes no room: only GPUs that are looked at do.
         """
-        self._models_seen = self._gpus.models_seen
-        width = max(len(geometry.windows) for geometry in self._gpus.models)
+        self._models_seen = occupancy.models_seen
+        width = max(len(geometry.windows) for geometry in occupancy.models)
         size = max(self._count, 2 * len(self._until))
         self._last = np.zeros((size, width))
         self._unknown = np.zeros((size, width), np.int8)
         self._until = np.full(size, _CHANGED)
 
-    def _work_out(self, gpu: int, now: float) -> None:
-        touched = touched_windows(self._gpus.states[self._gpus.state_of[gpu]].geometry)
+    def _work_out(self, occupancy: Occupancy, gpu: int, now: float) -> None:
+        touched = touched_windows(occupancy.states[occupancy.state_of[gpu]].geometry)
         last = [_CHANGED] * self._last.shape[1]
         unknown = [0] * len(last)
         until = math.inf
-        for placement, end in self._gpus.ends_on(gpu):
+        for placement, end in occupancy.ends_on(gpu):
             if now < end < math.inf:
                 until = min(until, end)
                 for window in touched[placement]:

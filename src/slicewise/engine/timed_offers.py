@@ -57,7 +57,7 @@ def timed_offers(
     assert row.timed is not None  # it is the row of a lease-aware policy
     for batch in _batches(cluster, policy, row, row.timed, takes):
         gpus, states = (np.array(column, np.int64) for column in zip(*batch, strict=True))
-        rows = cluster.window_ends.rows(gpus, term.now)
+        rows = cluster.window_ends.rows(cluster, gpus, term.now)
         costs = placement_costs(policy, row.timed, states, rows, *term)
         cheapest, columns = costs.min(axis=1).tolist(), costs.argmin(axis=1).tolist()
         for at in sorted(range(len(batch)), key=lambda at: (cheapest[at], batch[at][0])):
@@ -121,7 +121,9 @@ class PlannedEnds:
         self._policy = policy
         self._term = term
         self._touched = touched_windows(node.geometry)
-        self._last, self._unknown = cluster.window_ends.rows(np.array(gpus, np.int64), term.now)
+        self._last, self._unknown = cluster.window_ends.rows(
+            cluster, np.array(gpus, np.int64), term.now
+        )
 
     def place(self, index: int, placement: int) -> tuple[Floats, Counts]:
         """Plan an instance on a GPU, by its index; returns what `undo` needs."""

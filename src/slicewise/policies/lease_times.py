@@ -200,7 +200,7 @@ def cheapest(
         if len(gpus) == policy.most:
             break
     ids, of = np.array(gpus), np.array(state_of)
-    rows = cluster.window_ends.rows(ids, now)
+    rows = cluster.window_ends.rows(cluster, ids, now)
     costs = placement_costs(policy, row, of, rows, now, ends)
     lowest = costs.min(axis=1)
     gpu = int(ids[lowest == lowest.min()].min())
