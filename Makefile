@@ -62,7 +62,7 @@ demo: setup ## Start the service with a simulated cluster and live traffic; Ctrl
 reproduction: setup ## Run the published experiment and write demo-report/
 	$(BIN)/slicewise reproduce --runs 20 --seed 1 --out demo-report
 
-check: lint ## The inner loop: lint, types, import rules and unit tests, in under two minutes
+check: lint ## The inner loop: lint, types, import rules and unit tests, in about two minutes
 	$(PYTEST) -q $(UNITS)
 	$(TOOK)
 
